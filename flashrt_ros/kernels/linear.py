@@ -1,0 +1,32 @@
+"""Linear maps with what is fused around them: a norm in front, a residual behind."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashrt_ros.kernels.norm import rms_norm
+
+
+def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    """
+    Return ``rms_norm(x) @ weight.T``.
+
+    :param x: ``[T, K]`` residual stream.
+    :param norm: ``[K]`` fp32 effective norm factor.
+    :param weight: ``[N, K]``, several projections of the same input stacked by rows.
+    :return: ``[T, N]``.
+    """
+    return F.linear(rms_norm(x, norm, eps), weight)
+
+
+def linear_residual(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+    """
+    Return ``residual + x @ weight.T`` as a fresh tensor.
+
+    :param x: ``[T, K]``.
+    :param weight: ``[N, K]``.
+    :param residual: ``[T, N]``.
+    """
+    return torch.addmm(residual, x, weight.t())

@@ -1,0 +1,22 @@
+"""Gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202) with its norm and residual."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from flashrt_ros.kernels.linear import linear_residual, normed_linear
+
+
+def gated_mlp(x: Tensor, norm: Tensor, eps: float, gate_up: Tensor, down: Tensor) -> Tensor:
+    """
+    Return ``x + down(silu(gate(n)) * up(n))`` with ``n = rms_norm(x)``.
+
+    :param x: ``[T, K]`` residual stream.
+    :param norm: ``[K]`` fp32 effective norm factor.
+    :param gate_up: ``[2 M, K]``, gate rows above up rows.
+    :param down: ``[K, M]``.
+    :return: ``[T, K]``.
+    """
+    gate, up = normed_linear(x, norm, eps, gate_up).chunk(2, dim=-1)
+    return linear_residual(F.silu(gate).mul_(up), down, x)

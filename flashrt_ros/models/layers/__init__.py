@@ -1,0 +1,1 @@
+"""Residual blocks shared by families; each lists its weights, its state and how it runs."""
