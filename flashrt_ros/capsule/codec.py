@@ -1,0 +1,499 @@
+"""
+The capsule file: one self-contained safetensors file with a digest for every region.
+
+Layout (see ``docs/file-format.md``)::
+
+    8 bytes   length N of the safetensors header, little endian
+    N bytes   safetensors header: the tensor table and ``__metadata__`` with our JSON header
+    payload   one tensor for each buffer of the manifest; of rows only the live ones
+
+Reading is one pass: sizes are settled against the manifest before anything is allocated, every
+region is hashed while it is still in the cache, and nothing is returned unless all digests hold.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from blake3 import blake3
+
+from flashrt_ros.arena import POSITION, Manifest, Role, Rows
+from flashrt_ros.capsule import faults
+from flashrt_ros.capsule.atomic import atomic_file, storage_error
+from flashrt_ros.capsule.fingerprint import Fingerprint
+from flashrt_ros.capsule.header import DTYPES, FORMAT_VERSION, Header, dump_json
+from flashrt_ros.capsule.header import manifest_from, parse_json
+from flashrt_ros.errors import Capacity, Corrupt, Incompatible, InvalidArgument, UnknownCapsule
+
+__all__ = ['Header', 'Image', 'file_bytes', 'read', 'read_header', 'verify', 'write']
+
+FORMAT = 'flashrt_ros.capsule'
+PADDING = '~padding'  # region of the fixed block's gaps, only where one is not zero
+MAX_HEADER = 16 << 20  # bytes
+BLOCK = 4 << 20  # bytes hashed and moved at a time: large enough to stream, small enough to cache
+_ALIGN = 64  # bytes; the payload starts at a multiple
+_PARALLEL = 1 << 20  # bytes of a region from which several threads hash it
+_ZERO = '0' * 64
+_KEY = '"blake3":"'
+
+
+@dataclass
+class Image:
+    """
+    A frozen boundary on the host, as written to or read from a file.
+
+    :param fixed: uint8 ``[fixed_bytes]``.
+    :param rows: for each rows buffer ``[position, *shape]`` in its dtype, or a sequence of such
+        pieces to be written one after the other (the pages of a pool). Views may be strided.
+    :param block: set by :func:`read`: the rows as one ``Rows`` of capacity ``position``, of which
+        ``rows`` are the views, for pitched copies.
+    """
+
+    header: Header
+    fixed: torch.Tensor
+    rows: dict[str, torch.Tensor | Sequence[torch.Tensor]]
+    block: Rows | None = None
+
+
+@dataclass(frozen=True)
+class _Region:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+def _regions(manifest: Manifest, position: int, padding: bool) -> list[_Region]:
+    """List the regions in file order: widest dtype first, so that each one is aligned."""
+    buffers = sorted((b for b in manifest.buffers if b.role is not Role.SCRATCH),
+                     key=lambda b: -b.dtype.itemsize)
+    regions = []
+    for buffer in buffers:
+        dtype = DTYPES[str(buffer.dtype).removeprefix('torch.')]
+        rows = buffer.role is Role.ROWS
+        shape = (position, *buffer.shape) if rows else buffer.shape
+        regions.append(_Region(buffer.name, dtype, shape,
+                               buffer.nbytes * (position if rows else 1)))
+    if padding:
+        size = sum(end - start for start, end in _gaps(manifest))
+        regions.append(_Region(PADDING, 'U8', (size,), size))
+    return regions
+
+
+def _gaps(manifest: Manifest) -> list[tuple[int, int]]:
+    """Byte spans of the fixed block that no buffer covers."""
+    gaps, end = [], 0
+    for buffer in manifest.fixed:
+        start = manifest.offsets[buffer.name]
+        if start > end:
+            gaps.append((end, start))
+        end = start + buffer.nbytes
+    if manifest.fixed_bytes > end:
+        gaps.append((end, manifest.fixed_bytes))
+    return gaps
+
+
+def _padding(manifest: Manifest, fixed: torch.Tensor) -> torch.Tensor | None:
+    """Return the bytes of the gaps, or None where all are zero as they should be."""
+    gaps = [fixed[start:end] for start, end in _gaps(manifest)]
+    if not any(bool(gap.any()) for gap in gaps):
+        return None
+    return torch.cat(gaps)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _hasher(nbytes: int) -> blake3:
+    return blake3(max_threads=blake3.AUTO if nbytes >= _PARALLEL else 1)
+
+
+# -- header bytes ---------------------------------------------------------------------------------
+
+def _encode(header: Header, regions: Sequence[_Region]) -> bytes:
+    """Return length and header bytes; their size does not depend on the digests' values."""
+    table: dict = {'__metadata__': {
+        'blake3': _ZERO, 'format': FORMAT, 'format_version': str(FORMAT_VERSION),
+        'header': dump_json(header.to_json())}}
+    offset = 0
+    for region in regions:
+        table[region.name] = {'dtype': region.dtype, 'shape': list(region.shape),
+                              'data_offsets': [offset, offset + region.nbytes]}
+        offset += region.nbytes
+    # the table is not sorted: readers of safetensors like offsets in order
+    text = _dump_table(table)
+    text += ' ' * (-(8 + len(text)) % _ALIGN)
+    if len(text) > MAX_HEADER:
+        raise InvalidArgument(f'The capsule header has {len(text)} bytes, more than the '
+                              f'{MAX_HEADER} a file may hold; the host state must not grow.')
+    raw = text.encode('ascii')
+    seal = blake3(raw).hexdigest()
+    raw = raw.replace((_KEY + _ZERO).encode(), (_KEY + seal).encode(), 1)
+    return len(raw).to_bytes(8, 'little') + raw
+
+
+def _dump_table(table: dict) -> str:
+    return '{' + ','.join(f'{dump_json(k)}:{dump_json(v)}' for k, v in table.items()) + '}'
+
+
+def _blank(header: Header, manifest: Manifest, regions: Sequence[_Region]) -> Header:
+    """Fill in what the writer knows, with digests of zeros."""
+    header = replace(header, digests={r.name: _ZERO for r in regions},
+                     payload_bytes=sum(r.nbytes for r in regions))
+    try:
+        header.check()
+        dump_json(header.to_json())
+    except (Corrupt, ValueError, TypeError) as error:
+        raise InvalidArgument(f'This capsule cannot be written: {error}') from error
+    if header.manifest != manifest.describe():
+        raise InvalidArgument('This capsule cannot be written: its header describes another '
+                              'manifest than the one given.')
+    return header
+
+
+def file_bytes(image: Image, manifest: Manifest) -> int:
+    """Return the exact size in bytes of the file that :func:`write` would make."""
+    padding = _padding(manifest, image.fixed) is not None
+    regions = _regions(manifest, image.header.position, padding)
+    header = _blank(image.header, manifest, regions)
+    return len(_encode(header, regions)) + header.payload_bytes
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+def write(image: Image, path: str | os.PathLike, manifest: Manifest, *, overwrite: bool) -> int:
+    """
+    Write ``image`` all or nothing and return the bytes of the file.
+
+    The payload is streamed and hashed block by block; the header, whose size is known beforehand,
+    is filled in last.
+
+    :raises NameExists: ``path`` exists and ``overwrite`` is false.
+    :raises Storage: the file system refused; nothing is left behind.
+    :raises InvalidArgument: the image contradicts the manifest.
+    """
+    fixed = image.fixed
+    if fixed.dtype is not torch.uint8 or fixed.numel() != manifest.fixed_bytes:
+        raise InvalidArgument(f'The fixed block of this capsule must be {manifest.fixed_bytes} '
+                              'bytes of uint8.')
+    fixed = fixed.contiguous().cpu()
+    padding = _padding(manifest, fixed)
+    regions = _regions(manifest, image.header.position, padding is not None)
+    header = _blank(image.header, manifest, regions)
+    pieces = _pieces(image, fixed, padding, manifest)
+    digests: dict[str, str] = {}
+    with atomic_file(path, overwrite=overwrite) as fd:
+        start = len(_encode(header, regions))
+        os.lseek(fd, start, os.SEEK_SET)
+        staging = torch.empty(BLOCK, dtype=torch.uint8)
+        for region in regions:
+            digest = _hasher(region.nbytes)
+            for block in _blocks(pieces[region.name], staging):
+                digest.update(block)
+                _write_all(fd, block)
+            digests[region.name] = digest.hexdigest()
+        faults.point('codec.write_header')
+        raw = _encode(replace(header, digests=digests), regions)
+        assert len(raw) == start, 'the header changed its size'
+        os.lseek(fd, 0, os.SEEK_SET)
+        _write_all(fd, memoryview(raw))
+    return start + header.payload_bytes
+
+
+def _pieces(image: Image, fixed: torch.Tensor, padding: torch.Tensor | None,
+            manifest: Manifest) -> dict[str, Sequence[torch.Tensor]]:
+    """Map each region to the tensors it is made of, checked against the manifest."""
+    position = image.header.position
+    pieces: dict[str, Sequence[torch.Tensor]] = {}
+    for buffer in manifest.fixed:
+        offset = manifest.offsets[buffer.name]
+        pieces[buffer.name] = [fixed[offset:offset + buffer.nbytes]]
+    if int(pieces[POSITION][0].view(torch.int64).item()) != position:
+        raise InvalidArgument('The position in the fixed block of this capsule is not the '
+                              f'{position} of its header.')
+    if image.rows.keys() != {b.name for b in manifest.rows}:
+        raise InvalidArgument('The rows of this capsule are not those of the manifest.')
+    for buffer in manifest.rows:
+        value = image.rows[buffer.name]
+        parts = [value] if isinstance(value, torch.Tensor) else list(value)
+        if sum(len(p) for p in parts) != position or any(
+                p.dtype is not buffer.dtype or tuple(p.shape[1:]) != buffer.shape for p in parts):
+            raise InvalidArgument(f'The rows {buffer.name!r} of this capsule must be {position} '
+                                  f'rows of {buffer.dtype} {list(buffer.shape)}.')
+        pieces[buffer.name] = parts
+    if padding is not None:
+        pieces[PADDING] = [padding]
+    return pieces
+
+
+def _blocks(parts: Sequence[torch.Tensor], staging: torch.Tensor) -> Iterator[memoryview]:
+    """Cut ``parts`` into blocks; small, strided or device pieces are gathered in ``staging``."""
+    used = 0
+    for part in parts:
+        count = len(part)
+        if part.numel() == 0:
+            continue
+        row = part.nbytes // count
+        if row > BLOCK:  # one row alone is larger than a block
+            whole = _flat(part.contiguous().cpu())
+            part, count, row = whole, whole.numel(), 1
+        direct = part.is_contiguous() and part.device.type == 'cpu' and part.nbytes >= _PARALLEL
+        if direct and used:
+            yield memoryview(staging[:used].numpy())
+            used = 0
+        done = 0
+        while done < count:
+            room = (BLOCK - (0 if direct else used)) // row
+            if room == 0:
+                yield memoryview(staging[:used].numpy())
+                used = 0
+                continue
+            take = min(room, count - done)
+            piece = part[done:done + take]
+            if direct:
+                yield memoryview(_flat(piece).numpy())
+            else:
+                target = staging[used:used + take * row]
+                target.copy_(_flat(piece))
+                used += take * row
+            done += take
+    if used:
+        yield memoryview(staging[:used].numpy())
+
+
+def _write_all(fd: int, block: memoryview) -> None:
+    block = block.cast('B')
+    while block:
+        faults.point('codec.write')
+        block = block[os.write(fd, block):]
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+@contextmanager
+def _opened(path: str | os.PathLike) -> Iterator[tuple[int, int]]:
+    """Yield descriptor and size of a regular file; all OSErrors inside become Storage."""
+    fd = -1
+    try:
+        faults.point('codec.open')
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            kind = 'a directory' if stat.S_ISDIR(info.st_mode) else 'no regular file'
+            raise Corrupt(f'{os.fspath(path)!r} is {kind}, hence no capsule; move it away.')
+        yield fd, info.st_size
+    except FileNotFoundError as error:
+        raise UnknownCapsule(f'There is no capsule file {os.fspath(path)!r}; list the capsules '
+                             'to see which there are.') from error
+    except ValueError as error:
+        if fd >= 0:
+            raise
+        raise UnknownCapsule(f'{ascii(os.fspath(path))} can be no file name.') from error
+    except OSError as error:
+        raise storage_error(error, 'Reading', path) from error
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _read_into(fd: int, view: memoryview) -> None:
+    while view:
+        faults.point('codec.read')
+        count = os.readv(fd, [view])
+        if count == 0:
+            raise Corrupt('The capsule file became shorter while it was read; read it again.')
+        view = view[count:]
+
+
+def _decode(fd: int, size: int) -> tuple[Header, Manifest, list[_Region]]:
+    """Read and check everything before the payload, and that the payload has its size."""
+    if size < 8:
+        raise Corrupt(f'The capsule file is truncated: it has {size} bytes.')
+    start = bytearray(8)
+    _read_into(fd, memoryview(start))
+    length = int.from_bytes(start, 'little')
+    if length > MAX_HEADER:
+        raise Corrupt(f'This is no capsule file: it claims a header of {length} bytes, more than '
+                      f'{MAX_HEADER}.')
+    if length > size - 8:
+        raise Corrupt(f'The capsule file is truncated: its header of {length} bytes does not fit '
+                      f'in {size} bytes.')
+    raw = bytearray(length)
+    _read_into(fd, memoryview(raw))
+    table = parse_json(bytes(raw), 'safetensors header')
+    meta = table.pop('__metadata__', None) if isinstance(table, dict) else None
+    if not isinstance(meta, dict) or meta.get('format') != FORMAT:
+        raise Corrupt('This is no capsule file: the safetensors metadata does not name the format '
+                      f'{FORMAT!r}.')
+    if meta.get('format_version') != str(FORMAT_VERSION):
+        raise Incompatible(f'The capsule file has format version '
+                           f'{ascii(meta.get("format_version"))[:40]}; this package reads '
+                           f'version {FORMAT_VERSION}. Save the capsule again with this version.')
+    _check_seal(bytes(raw), meta)
+    header = Header.from_json(parse_json(meta['header'], 'capsule header'))
+    manifest = manifest_from(header.manifest)
+    digests = header.digests or {}
+    regions = _regions(manifest, header.position, PADDING in digests)
+    _check_table(table, regions, digests)
+    payload = sum(r.nbytes for r in regions)
+    if header.payload_bytes != payload:
+        raise Corrupt(f'The capsule header claims {header.payload_bytes} payload bytes, but its '
+                      f'{header.position} rows and fixed block make {payload}.')
+    if size != 8 + length + payload:
+        word = 'truncated' if size < 8 + length + payload else 'followed by trailing bytes'
+        raise Corrupt(f'The capsule file is {word}: it has {size} bytes, but its header and '
+                      f'{header.position} rows make {8 + length + payload}.')
+    return header, manifest, regions
+
+
+def _check_seal(raw: bytes, meta: dict) -> None:
+    seal = meta.get('blake3')
+    if meta.keys() != {'blake3', 'format', 'format_version', 'header'} or not all(
+            isinstance(v, str) for v in meta.values()):
+        raise Corrupt('The metadata of the capsule file has missing or unknown entries.')
+    found = f'{_KEY}{seal}"'.encode('ascii', 'replace')
+    if len(found) != len(_KEY) + 65 or raw.count(found) != 1 or blake3(
+            raw.replace(found, f'{_KEY}{_ZERO}"'.encode())).hexdigest() != seal:
+        raise Corrupt('The header of the capsule file was altered: its digest does not match.')
+
+
+def _check_table(table: dict, regions: Sequence[_Region], digests: dict) -> None:
+    expected = {r.name for r in regions}
+    for what, found in (('tensors', table.keys()), ('digests', digests.keys())):
+        if found != expected:
+            parts = [f'{word} {ascii(sorted(names)[:6])}' for word, names in (
+                ('missing', expected - found), ('added', found - expected)) if names]
+            raise Corrupt(f'The {what} of the capsule file are not those of its manifest: '
+                          f'{" and ".join(parts)}.')
+    offset = 0
+    for region in regions:
+        wanted = {'dtype': region.dtype, 'shape': list(region.shape),
+                  'data_offsets': [offset, offset + region.nbytes]}
+        if table[region.name] != wanted:
+            raise Corrupt(f'Region {region.name!r} of the capsule file is '
+                          f'{ascii(table[region.name])[:120]}, but its manifest and position '
+                          f'make it {wanted}.')
+        offset += region.nbytes
+
+
+def _stream(fd: int, header: Header, regions: Sequence[_Region],
+            target: Callable[[_Region], memoryview | None]) -> None:
+    """Read and hash the payload once, into ``target(region)`` or, for None, nowhere."""
+    scratch = memoryview(bytearray(0))
+    for region in regions:
+        into, digest, done = target(region), _hasher(region.nbytes), 0
+        while done < region.nbytes:
+            take = min(BLOCK, region.nbytes - done)
+            if into is None and len(scratch) < take:
+                scratch = memoryview(bytearray(take))
+            view = scratch[:take] if into is None else into[done:done + take]
+            _read_into(fd, view)
+            digest.update(view)
+            done += take
+        if digest.hexdigest() != header.digests[region.name]:  # type: ignore[index]
+            raise Corrupt(f'Region {region.name!r} of the capsule file was altered: its digest '
+                          'does not match.')
+
+
+def read_header(path: str | os.PathLike) -> Header:
+    """
+    Read and check the header and the sizes, not the payload.
+
+    :raises UnknownCapsule: no such file. :raises Corrupt: truncated, altered or no capsule.
+    :raises Incompatible: another format version. :raises Storage: the file system refused.
+    """
+    with _opened(path) as (fd, size):
+        return _decode(fd, size)[0]
+
+
+def verify(path: str | os.PathLike) -> Header:
+    """Check the whole file against its own manifest and digests; raises as :func:`read`."""
+    with _opened(path) as (fd, size):
+        header, manifest, regions = _decode(fd, size)
+        position = memoryview(bytearray(8))
+        _stream(fd, header, regions, lambda r: position if r.name == POSITION else None)
+        _check_position(int.from_bytes(position, 'little', signed=True), header)
+        return header
+
+
+def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint | None = None, *,
+         capacity: int | None = None) -> Image:
+    """
+    Read a capsule for a live ``manifest``; everything is checked before anything is allocated.
+
+    :param fingerprint: refuses what was saved by something else (first, since it names causes).
+    :param capacity: rows that the reader has room for; None for any.
+    :raises UnknownCapsule: no such file. :raises Corrupt: truncated, altered or no capsule.
+    :raises Incompatible: another format version, fingerprint or manifest; the fields are named.
+    :raises Capacity: too many rows for ``capacity`` or for memory.
+    :raises Storage: the file system refused.
+    """
+    with _opened(path) as (fd, size):
+        header, _, regions = _decode(fd, size)
+        if fingerprint is not None:
+            fingerprint.refuse_unless_compatible(Fingerprint.from_json(header.fingerprint))
+        _check_manifest(header.manifest, manifest.describe())
+        position = header.position
+        if capacity is not None and position > capacity:
+            raise Capacity(f'Capsule {header.name!r} needs room for {position} rows, but there is '
+                           f'room for {capacity}; configure a larger context.')
+        try:
+            fixed = torch.zeros(manifest.fixed_bytes, dtype=torch.uint8)
+            storage = torch.empty(Rows.bytes_for(manifest, position), dtype=torch.uint8)
+        except (RuntimeError, MemoryError) as error:
+            raise Capacity(f'Capsule {header.name!r} needs {header.payload_bytes} bytes of memory, '
+                           'which the host does not have.') from error
+        block = Rows(manifest, position, storage)
+        rows = {b.name: block.view(b.name) for b in manifest.rows}
+        padding = memoryview(bytearray(sum(e - s for s, e in _gaps(manifest))))
+
+        def target(region: _Region) -> memoryview:
+            if region.name == PADDING:
+                return padding
+            if region.name in rows:
+                return memoryview(_flat(rows[region.name]).numpy())
+            offset = manifest.offsets[region.name]
+            return memoryview(fixed[offset:offset + region.nbytes].numpy())
+
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        _stream(fd, header, regions, target)
+        if regions[-1].name == PADDING:
+            _scatter(fixed, manifest, padding)
+        offset = manifest.offsets[POSITION]
+        _check_position(int(fixed[offset:offset + 8].view(torch.int64).item()), header)
+        return Image(header, fixed, rows, block)  # type: ignore[arg-type]
+
+
+def _scatter(fixed: torch.Tensor, manifest: Manifest, padding: memoryview) -> None:
+    done = 0
+    for start, end in _gaps(manifest):
+        fixed[start:end] = torch.frombuffer(padding[done:done + end - start], dtype=torch.uint8)
+        done += end - start
+
+
+def _check_position(found: int, header: Header) -> None:
+    if found != header.position:
+        raise Corrupt(f'The capsule header claims {header.position} rows, but the fixed block '
+                      f'says {found}.')
+
+
+def _check_manifest(saved: list[dict], present: list[dict]) -> None:
+    """Refuse another manifest, naming the first differences."""
+    if saved == present:
+        return
+    old, new = ({item['name']: item for item in side} for side in (saved, present))
+    words = [f'{name!r} is missing in the capsule' for name in new if name not in old]
+    words += [f'{name!r} is unknown here' for name in old if name not in new]
+    for name in old.keys() & new.keys():
+        words += [f'{name!r} has {key} {old[name][key]} in the capsule and {new[name][key]} here'
+                  for key in ('role', 'dtype', 'shape') if old[name][key] != new[name][key]]
+    more = f', and {len(words) - 8} more differences' if len(words) > 8 else ''
+    raise Incompatible('The capsule was saved with another manifest: '
+                       + ('; '.join(words[:8]) + more or 'the order of its buffers differs')
+                       + '. Use the model it was saved with.')

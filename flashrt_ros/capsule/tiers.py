@@ -1,0 +1,208 @@
+"""
+Tiers below the pool: where frozen boundaries live as files.
+
+:class:`Tier` is the seam that any other place (a remote URL, another host) fits into; today there
+is the local directory. What is over budget is refused; evicting files from a disk tier is not
+done yet.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from flashrt_ros.arena import Manifest
+from flashrt_ros.capsule import codec, faults
+from flashrt_ros.capsule.atomic import is_temporary, storage_error, sweep
+from flashrt_ros.capsule.codec import Header, Image
+from flashrt_ros.capsule.fingerprint import Fingerprint
+from flashrt_ros.capsule.names import RULE, SUFFIX, check_name, is_name
+from flashrt_ros.errors import Capacity, FlashrtError, Storage, UnknownCapsule
+
+
+class Tier(Protocol):
+    """What the store needs of a place for frozen boundaries."""
+
+    def put(self, image: Image, manifest: Manifest, overwrite: bool = False) -> int:
+        """Keep ``image`` under its name; return the bytes it takes."""
+
+    def get(self, name_or_id: str, manifest: Manifest,
+            fingerprint: Fingerprint | None = None, *, capacity: int | None = None) -> Image:
+        """Return a checked image."""
+
+    def headers(self) -> list[tuple[Header, int]]:
+        """List what is there, with sizes in bytes."""
+
+    def remove(self, name: str) -> int:
+        """Forget ``name``; return the bytes that became free."""
+
+
+class DiskTier:
+    """
+    Capsules as files ``<name>.capsule`` in one local directory.
+
+    The name of a capsule is that of its file, so a file may be copied or renamed; several nodes
+    may share one directory. All methods may be called from any thread.
+
+    :param directory: created with mode 0700 when first needed.
+    :param budget_bytes: sum of file sizes that :meth:`put` keeps within; 0 for no limit.
+    """
+
+    def __init__(self, directory: str | os.PathLike, budget_bytes: int = 0) -> None:
+        self.directory = Path(directory).expanduser().absolute()
+        self.budget_bytes = budget_bytes
+        self._lock = threading.Lock()
+        self._cache: dict[str, tuple[tuple[int, int, int], Header | FlashrtError]] = {}
+        self._problems: list[tuple[Path, str]] = []
+        sweep(self.directory)
+
+    def path(self, name: str) -> Path:
+        """
+        Return the file of a capsule, which need not exist.
+
+        :raises InvalidName: the name breaks the rule; a good one cannot leave the directory.
+        """
+        return self.directory / (check_name(name) + SUFFIX)
+
+    def put(self, image: Image, manifest: Manifest, overwrite: bool = False) -> int:
+        """
+        Write ``image`` under ``image.header.name``; return the size of the file in bytes.
+
+        :raises Capacity: over budget; refused before anything is written.
+        :raises NameExists: the name is taken and ``overwrite`` is false.
+        :raises Storage: the file system refused; nothing is left behind.
+        """
+        path = self.path(image.header.name)
+        self._make_directory()
+        sweep(self.directory)
+        self._admit(codec.file_bytes(image, manifest), path)
+        return codec.write(image, path, manifest, overwrite=overwrite)
+
+    def _make_directory(self) -> None:
+        try:
+            faults.point('tier.make_directory')
+            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            self.directory.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise storage_error(error, 'Creating the capsule directory', self.directory) from error
+
+    def _admit(self, size: int, path: Path) -> None:
+        if not self.budget_bytes:
+            return
+        if size > self.budget_bytes:
+            raise Capacity(f'A capsule of {size} bytes is larger than the whole disk budget of '
+                           f'{self.budget_bytes} bytes; raise the budget.')
+        used = sum(s for p, s in self._sizes().items() if p != path)
+        if used + size > self.budget_bytes:
+            raise Capacity(f'A capsule of {size} bytes does not fit: {used} of {self.budget_bytes} '
+                           'bytes of the disk budget are used; drop capsules or raise the budget.')
+
+    def _sizes(self) -> dict[Path, int]:
+        return {self.directory / name: info.st_size for name, info in self._entries()
+                if stat.S_ISREG(info.st_mode)}
+
+    def _entries(self) -> list[tuple[str, os.stat_result]]:
+        """List the files with our suffix, sorted by name; a missing directory is empty."""
+        found = []
+        try:
+            faults.point('tier.list')
+            with os.scandir(self.directory) as entries:
+                for entry in entries:
+                    if entry.name.endswith(SUFFIX) and not is_temporary(entry.name):
+                        try:
+                            found.append((entry.name, entry.stat(follow_symlinks=False)))
+                        except FileNotFoundError:  # dropped while listing
+                            continue
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise storage_error(error, 'Listing the capsule directory', self.directory) from error
+        return sorted(found, key=lambda item: item[0])
+
+    def get(self, name_or_id: str, manifest: Manifest, fingerprint: Fingerprint | None = None, *,
+            capacity: int | None = None) -> Image:
+        """
+        Read and check a capsule by name or, where no file has that name, by id.
+
+        :raises UnknownCapsule: there is none. Otherwise as :func:`codec.read`.
+        """
+        name = self.find(name_or_id)
+        image = codec.read(self.path(name), manifest, fingerprint, capacity=capacity)
+        image.header = replace(image.header, name=name)
+        return image
+
+    def find(self, name_or_id: str) -> str:
+        """
+        Return the name of the capsule that has this name or id.
+
+        :raises UnknownCapsule: there is none.
+        """
+        if is_name(name_or_id) and os.path.lexists(self.path(name_or_id)):
+            return name_or_id
+        for header, _ in self.headers():
+            if header.id == name_or_id:
+                return header.name
+        raise UnknownCapsule(f'No capsule in {os.fspath(self.directory)!r} has the name or id '
+                             f'{ascii(name_or_id)[:140]}; list the capsules to see which '
+                             'there are.')
+
+    def headers(self) -> list[tuple[Header, int]]:
+        """
+        List readable capsules with their file sizes, sorted by name.
+
+        Headers are cached by modification time, size and inode. What cannot be read is left out
+        and stands in :meth:`problems` afterwards.
+        """
+        good: list[tuple[Header, int]] = []
+        bad: list[tuple[Path, str]] = []
+        fresh: dict[str, tuple[tuple[int, int, int], Header | FlashrtError]] = {}
+        for entry, info in self._entries():
+            name, path = entry.removesuffix(SUFFIX), self.directory / entry
+            if not is_name(name):
+                bad.append((path, f'The file name is no capsule name: a name is {RULE}.'))
+                continue
+            key = (info.st_mtime_ns, info.st_size, info.st_ino)
+            known = self._cache.get(entry)
+            if known is None or known[0] != key or isinstance(known[1], Storage):
+                try:
+                    result = replace(codec.read_header(path), name=name)
+                except UnknownCapsule:
+                    continue
+                except FlashrtError as error:
+                    result = error
+                known = (key, result)
+            fresh[entry] = known
+            if isinstance(known[1], FlashrtError):
+                bad.append((path, str(known[1])))
+            else:
+                good.append((known[1], info.st_size))
+        with self._lock:
+            self._cache, self._problems = fresh, bad
+        return good
+
+    def problems(self) -> list[tuple[Path, str]]:
+        """Return the files that the last :meth:`headers` could not list, with the reasons."""
+        with self._lock:
+            return list(self._problems)
+
+    def remove(self, name: str) -> int:
+        """
+        Delete a capsule's file; return its size in bytes.
+
+        :raises UnknownCapsule: there is no such file. :raises Storage: it cannot be deleted.
+        """
+        path = self.path(name)
+        try:
+            faults.point('tier.remove')
+            size = os.lstat(path).st_size
+            os.unlink(path)
+            return size
+        except FileNotFoundError as error:
+            raise UnknownCapsule(f'No capsule is named {name!r} in '
+                                 f'{os.fspath(self.directory)!r}.') from error
+        except OSError as error:
+            raise storage_error(error, 'Removing', path) from error
