@@ -42,11 +42,12 @@ class Fields:
     def _bad(self, key: str, value: Any, need: str) -> Corrupt:
         return Corrupt(f'{self.where}: {key} is {value!r} but must be {need}; correct config.json')
 
-    def integer(self, key: str, default: Any = _MISSING, low: int = 1) -> int:
-        """Return an integer of at least ``low``."""
+    def integer(self, key: str, default: Any = _MISSING, low: int = 1,
+                high: int = 2 ** 24) -> int:
+        """Return an integer of ``[low, high]``."""
         value = self.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise self._bad(key, value, f'an integer of at least {low}')
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self._bad(key, value, f'an integer from {low} to {high}')
         return value
 
     def positive(self, key: str, default: Any = _MISSING) -> float:

@@ -87,6 +87,9 @@ class Model(ABC):
     """
 
     family: ClassVar[str]
+    model_types: ClassVar[tuple[str, ...]]
+    presets: ClassVar[dict[str, dict]]
+    config_class: ClassVar[Any]
     embedding_name: ClassVar[str] = 'model.embed_tokens.weight'
     norm_name: ClassVar[str] = 'model.norm.weight'
     head_name: ClassVar[str] = 'lm_head.weight'

@@ -44,7 +44,7 @@ class Parameters:
                  device: torch.device | str) -> None:
         self.params = {param.name: param for param in params}
         self.dtype = dtype
-        self.device = torch.device(device)
+        self.device = torch.empty(0, device=device).device  # with its index
         stacks: dict[str, list[Param]] = {}
         for param in self.params.values():
             stacks.setdefault(param.stack or param.name, []).append(param)
@@ -73,6 +73,11 @@ class Parameters:
 
     def __contains__(self, name: str) -> bool:
         return name in self.params
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(tensor.nbytes for tensor in self._stored.values())
 
     def view(self, name: str) -> Tensor:
         """View in the shape of the checkpoint; writing to it fills the stored tensor."""

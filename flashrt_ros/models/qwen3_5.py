@@ -60,7 +60,7 @@ class Qwen35Config:
         fields.only('output_gate_type', 'swish', 'silu', default='swish')
         fields.absent('num_experts', 'num_local_experts', 'num_experts_per_tok',
                       'moe_intermediate_size', what='mixture-of-experts layers')
-        layers = fields.integer('num_hidden_layers')
+        layers = fields.integer('num_hidden_layers', high=4096)
         interval = fields.integer('full_attention_interval', default=4)
         pattern = [LINEAR if (i + 1) % interval else FULL for i in range(layers)]
         layer_types = fields.strings('layer_types', layers, (LINEAR, FULL), default=pattern)
@@ -86,7 +86,7 @@ class Qwen35Config:
             conv_kernel=fields.integer('linear_conv_kernel_dim', low=2),
             norm_eps=fields.positive('rms_norm_eps'),
             tied=fields.tied(),
-            max_positions=fields.integer('max_position_embeddings'),
+            max_positions=fields.integer('max_position_embeddings', high=2 ** 31),
             eos_token_ids=fields.eos_token_ids(),
         )
 
