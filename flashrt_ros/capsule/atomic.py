@@ -9,16 +9,16 @@ may be invisible here, hence foreign temporaries are swept by age alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 import ctypes
 import errno
 import fcntl
 import os
+from pathlib import Path
 import re
 import secrets
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from flashrt_ros.capsule import faults
 from flashrt_ros.errors import FlashrtError, NameExists, Storage
@@ -66,9 +66,8 @@ def _create(directory: Path) -> tuple[int, Path]:
         fd = os.open(path, flags, 0o600)
         try:
             os.fchmod(fd, 0o600)  # whatever the umask was
-            with suppress(OSError):  # a sweeper holds it, or there are no locks here
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(fd).st_nlink:  # else a sweeper came between open and lock: once more
+            # A sweeper may come between open and lock; then once more.
+            if _lock(fd) and os.fstat(fd).st_nlink:
                 return fd, path
         except BaseException:
             os.close(fd)
@@ -76,6 +75,19 @@ def _create(directory: Path) -> tuple[int, Path]:
                 path.unlink()
             raise
         os.close(fd)
+        with suppress(OSError):
+            path.unlink()
+
+
+def _lock(fd: int) -> bool:
+    """Take the writer's lock; False if somebody else holds it, True where there are no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def _rename_noreplace(source: Path, target: Path) -> None:
@@ -104,7 +116,8 @@ def _publish(temporary: Path, target: Path, overwrite: bool) -> None:
             raise
         _rename_noreplace(temporary, target)
     else:
-        temporary.unlink()
+        with suppress(OSError):  # published already; a second name is swept later
+            temporary.unlink()
 
 
 def _sync_directory(directory: Path, target: Path) -> None:
@@ -173,7 +186,7 @@ def is_temporary(name: str) -> bool:
     return _TEMPORARY.fullmatch(name) is not None
 
 
-def sweep(directory: str | os.PathLike) -> int:
+def sweep(directory: str | os.PathLike[str]) -> int:
     """
     Remove the temporaries of dead writers from ``directory``; return how many.
 
@@ -181,16 +194,16 @@ def sweep(directory: str | os.PathLike) -> int:
     """
     removed = 0
     try:
-        with os.scandir(directory) as entries:
+        with os.scandir(os.fspath(directory)) as entries:
             names = [e.name for e in entries if is_temporary(e.name)]
     except OSError:
         return 0
     for name in names:
+        foreign = _TEMPORARY.fullmatch(name)[1] != _boot_id()  # type: ignore[index]
         path = Path(directory) / name
         with suppress(OSError):
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                foreign = _TEMPORARY.fullmatch(name)[1] != _boot_id()  # type: ignore[index]
                 if foreign and time.time() - os.fstat(fd).st_mtime < FOREIGN_AGE:
                     continue
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

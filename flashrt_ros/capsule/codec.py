@@ -13,33 +13,36 @@ region is hashed while it is still in the cache, and nothing is returned unless 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
 
-import torch
 from blake3 import blake3
+import torch
 
-from flashrt_ros.arena import POSITION, Manifest, Role, Rows
+from flashrt_ros.arena import Manifest, POSITION, Rows
 from flashrt_ros.capsule import faults
 from flashrt_ros.capsule.atomic import atomic_file, storage_error
 from flashrt_ros.capsule.fingerprint import Fingerprint
-from flashrt_ros.capsule.header import DTYPES, FORMAT_VERSION, Header, dump_json
-from flashrt_ros.capsule.header import manifest_from, parse_json
+from flashrt_ros.capsule.header import dump_json, Header
+from flashrt_ros.capsule.wire import (
+    decode,
+    encode,
+    gaps,
+    list_regions,
+    PADDING,
+    read_into,
+    Region,
+    ZERO,
+)
 from flashrt_ros.errors import Capacity, Corrupt, Incompatible, InvalidArgument, UnknownCapsule
 
 __all__ = ['Header', 'Image', 'file_bytes', 'read', 'read_header', 'verify', 'write']
 
-FORMAT = 'flashrt_ros.capsule'
-PADDING = '~padding'  # region of the fixed block's gaps, only where one is not zero
-MAX_HEADER = 16 << 20  # bytes
 BLOCK = 4 << 20  # bytes hashed and moved at a time: large enough to stream, small enough to cache
-_ALIGN = 64  # bytes; the payload starts at a multiple
 _PARALLEL = 1 << 20  # bytes of a region from which several threads hash it
-_ZERO = '0' * 64
-_KEY = '"blake3":"'
 
 
 @dataclass
@@ -60,50 +63,12 @@ class Image:
     block: Rows | None = None
 
 
-@dataclass(frozen=True)
-class _Region:
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    nbytes: int
-
-
-def _regions(manifest: Manifest, position: int, padding: bool) -> list[_Region]:
-    """List the regions in file order: widest dtype first, so that each one is aligned."""
-    buffers = sorted((b for b in manifest.buffers if b.role is not Role.SCRATCH),
-                     key=lambda b: -b.dtype.itemsize)
-    regions = []
-    for buffer in buffers:
-        dtype = DTYPES[str(buffer.dtype).removeprefix('torch.')]
-        rows = buffer.role is Role.ROWS
-        shape = (position, *buffer.shape) if rows else buffer.shape
-        regions.append(_Region(buffer.name, dtype, shape,
-                               buffer.nbytes * (position if rows else 1)))
-    if padding:
-        size = sum(end - start for start, end in _gaps(manifest))
-        regions.append(_Region(PADDING, 'U8', (size,), size))
-    return regions
-
-
-def _gaps(manifest: Manifest) -> list[tuple[int, int]]:
-    """Byte spans of the fixed block that no buffer covers."""
-    gaps, end = [], 0
-    for buffer in manifest.fixed:
-        start = manifest.offsets[buffer.name]
-        if start > end:
-            gaps.append((end, start))
-        end = start + buffer.nbytes
-    if manifest.fixed_bytes > end:
-        gaps.append((end, manifest.fixed_bytes))
-    return gaps
-
-
 def _padding(manifest: Manifest, fixed: torch.Tensor) -> torch.Tensor | None:
     """Return the bytes of the gaps, or None where all are zero as they should be."""
-    gaps = [fixed[start:end] for start, end in _gaps(manifest)]
-    if not any(bool(gap.any()) for gap in gaps):
+    spans = [fixed[start:end] for start, end in gaps(manifest)]
+    if not any(bool(span.any()) for span in spans):
         return None
-    return torch.cat(gaps)
+    return torch.cat(spans)
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -114,37 +79,9 @@ def _hasher(nbytes: int) -> blake3:
     return blake3(max_threads=blake3.AUTO if nbytes >= _PARALLEL else 1)
 
 
-# -- header bytes ---------------------------------------------------------------------------------
-
-def _encode(header: Header, regions: Sequence[_Region]) -> bytes:
-    """Return length and header bytes; their size does not depend on the digests' values."""
-    table: dict = {'__metadata__': {
-        'blake3': _ZERO, 'format': FORMAT, 'format_version': str(FORMAT_VERSION),
-        'header': dump_json(header.to_json())}}
-    offset = 0
-    for region in regions:
-        table[region.name] = {'dtype': region.dtype, 'shape': list(region.shape),
-                              'data_offsets': [offset, offset + region.nbytes]}
-        offset += region.nbytes
-    # the table is not sorted: readers of safetensors like offsets in order
-    text = _dump_table(table)
-    text += ' ' * (-(8 + len(text)) % _ALIGN)
-    if len(text) > MAX_HEADER:
-        raise InvalidArgument(f'The capsule header has {len(text)} bytes, more than the '
-                              f'{MAX_HEADER} a file may hold; the host state must not grow.')
-    raw = text.encode('ascii')
-    seal = blake3(raw).hexdigest()
-    raw = raw.replace((_KEY + _ZERO).encode(), (_KEY + seal).encode(), 1)
-    return len(raw).to_bytes(8, 'little') + raw
-
-
-def _dump_table(table: dict) -> str:
-    return '{' + ','.join(f'{dump_json(k)}:{dump_json(v)}' for k, v in table.items()) + '}'
-
-
-def _blank(header: Header, manifest: Manifest, regions: Sequence[_Region]) -> Header:
+def _blank(header: Header, manifest: Manifest, regions: Sequence[Region]) -> Header:
     """Fill in what the writer knows, with digests of zeros."""
-    header = replace(header, digests={r.name: _ZERO for r in regions},
+    header = replace(header, digests={r.name: ZERO for r in regions},
                      payload_bytes=sum(r.nbytes for r in regions))
     try:
         header.check()
@@ -160,9 +97,9 @@ def _blank(header: Header, manifest: Manifest, regions: Sequence[_Region]) -> He
 def file_bytes(image: Image, manifest: Manifest) -> int:
     """Return the exact size in bytes of the file that :func:`write` would make."""
     padding = _padding(manifest, image.fixed) is not None
-    regions = _regions(manifest, image.header.position, padding)
+    regions = list_regions(manifest, image.header.position, padding)
     header = _blank(image.header, manifest, regions)
-    return len(_encode(header, regions)) + header.payload_bytes
+    return len(encode(header, regions)) + header.payload_bytes
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -184,12 +121,12 @@ def write(image: Image, path: str | os.PathLike, manifest: Manifest, *, overwrit
                               'bytes of uint8.')
     fixed = fixed.contiguous().cpu()
     padding = _padding(manifest, fixed)
-    regions = _regions(manifest, image.header.position, padding is not None)
+    regions = list_regions(manifest, image.header.position, padding is not None)
     header = _blank(image.header, manifest, regions)
     pieces = _pieces(image, fixed, padding, manifest)
     digests: dict[str, str] = {}
     with atomic_file(path, overwrite=overwrite) as fd:
-        start = len(_encode(header, regions))
+        start = len(encode(header, regions))
         os.lseek(fd, start, os.SEEK_SET)
         staging = torch.empty(BLOCK, dtype=torch.uint8)
         for region in regions:
@@ -199,7 +136,7 @@ def write(image: Image, path: str | os.PathLike, manifest: Manifest, *, overwrit
                 _write_all(fd, block)
             digests[region.name] = digest.hexdigest()
         faults.point('codec.write_header')
-        raw = _encode(replace(header, digests=digests), regions)
+        raw = encode(replace(header, digests=digests), regions)
         assert len(raw) == start, 'the header changed its size'
         os.lseek(fd, 0, os.SEEK_SET)
         _write_all(fd, memoryview(raw))
@@ -245,26 +182,26 @@ def _blocks(parts: Sequence[torch.Tensor], staging: torch.Tensor) -> Iterator[me
             part, count, row = whole, whole.numel(), 1
         direct = part.is_contiguous() and part.device.type == 'cpu' and part.nbytes >= _PARALLEL
         if direct and used:
-            yield memoryview(staging[:used].numpy())
+            yield staging[:used].numpy().data
             used = 0
         done = 0
         while done < count:
             room = (BLOCK - (0 if direct else used)) // row
             if room == 0:
-                yield memoryview(staging[:used].numpy())
+                yield staging[:used].numpy().data
                 used = 0
                 continue
             take = min(room, count - done)
             piece = part[done:done + take]
             if direct:
-                yield memoryview(_flat(piece).numpy())
+                yield _flat(piece).numpy().data
             else:
                 target = staging[used:used + take * row]
                 target.copy_(_flat(piece))
                 used += take * row
             done += take
     if used:
-        yield memoryview(staging[:used].numpy())
+        yield staging[:used].numpy().data
 
 
 def _write_all(fd: int, block: memoryview) -> None:
@@ -302,88 +239,8 @@ def _opened(path: str | os.PathLike) -> Iterator[tuple[int, int]]:
             os.close(fd)
 
 
-def _read_into(fd: int, view: memoryview) -> None:
-    while view:
-        faults.point('codec.read')
-        count = os.readv(fd, [view])
-        if count == 0:
-            raise Corrupt('The capsule file became shorter while it was read; read it again.')
-        view = view[count:]
-
-
-def _decode(fd: int, size: int) -> tuple[Header, Manifest, list[_Region]]:
-    """Read and check everything before the payload, and that the payload has its size."""
-    if size < 8:
-        raise Corrupt(f'The capsule file is truncated: it has {size} bytes.')
-    start = bytearray(8)
-    _read_into(fd, memoryview(start))
-    length = int.from_bytes(start, 'little')
-    if length > MAX_HEADER:
-        raise Corrupt(f'This is no capsule file: it claims a header of {length} bytes, more than '
-                      f'{MAX_HEADER}.')
-    if length > size - 8:
-        raise Corrupt(f'The capsule file is truncated: its header of {length} bytes does not fit '
-                      f'in {size} bytes.')
-    raw = bytearray(length)
-    _read_into(fd, memoryview(raw))
-    table = parse_json(bytes(raw), 'safetensors header')
-    meta = table.pop('__metadata__', None) if isinstance(table, dict) else None
-    if not isinstance(meta, dict) or meta.get('format') != FORMAT:
-        raise Corrupt('This is no capsule file: the safetensors metadata does not name the format '
-                      f'{FORMAT!r}.')
-    if meta.get('format_version') != str(FORMAT_VERSION):
-        raise Incompatible(f'The capsule file has format version '
-                           f'{ascii(meta.get("format_version"))[:40]}; this package reads '
-                           f'version {FORMAT_VERSION}. Save the capsule again with this version.')
-    _check_seal(bytes(raw), meta)
-    header = Header.from_json(parse_json(meta['header'], 'capsule header'))
-    manifest = manifest_from(header.manifest)
-    digests = header.digests or {}
-    regions = _regions(manifest, header.position, PADDING in digests)
-    _check_table(table, regions, digests)
-    payload = sum(r.nbytes for r in regions)
-    if header.payload_bytes != payload:
-        raise Corrupt(f'The capsule header claims {header.payload_bytes} payload bytes, but its '
-                      f'{header.position} rows and fixed block make {payload}.')
-    if size != 8 + length + payload:
-        word = 'truncated' if size < 8 + length + payload else 'followed by trailing bytes'
-        raise Corrupt(f'The capsule file is {word}: it has {size} bytes, but its header and '
-                      f'{header.position} rows make {8 + length + payload}.')
-    return header, manifest, regions
-
-
-def _check_seal(raw: bytes, meta: dict) -> None:
-    seal = meta.get('blake3')
-    if meta.keys() != {'blake3', 'format', 'format_version', 'header'} or not all(
-            isinstance(v, str) for v in meta.values()):
-        raise Corrupt('The metadata of the capsule file has missing or unknown entries.')
-    found = f'{_KEY}{seal}"'.encode('ascii', 'replace')
-    if len(found) != len(_KEY) + 65 or raw.count(found) != 1 or blake3(
-            raw.replace(found, f'{_KEY}{_ZERO}"'.encode())).hexdigest() != seal:
-        raise Corrupt('The header of the capsule file was altered: its digest does not match.')
-
-
-def _check_table(table: dict, regions: Sequence[_Region], digests: dict) -> None:
-    expected = {r.name for r in regions}
-    for what, found in (('tensors', table.keys()), ('digests', digests.keys())):
-        if found != expected:
-            parts = [f'{word} {ascii(sorted(names)[:6])}' for word, names in (
-                ('missing', expected - found), ('added', found - expected)) if names]
-            raise Corrupt(f'The {what} of the capsule file are not those of its manifest: '
-                          f'{" and ".join(parts)}.')
-    offset = 0
-    for region in regions:
-        wanted = {'dtype': region.dtype, 'shape': list(region.shape),
-                  'data_offsets': [offset, offset + region.nbytes]}
-        if table[region.name] != wanted:
-            raise Corrupt(f'Region {region.name!r} of the capsule file is '
-                          f'{ascii(table[region.name])[:120]}, but its manifest and position '
-                          f'make it {wanted}.')
-        offset += region.nbytes
-
-
-def _stream(fd: int, header: Header, regions: Sequence[_Region],
-            target: Callable[[_Region], memoryview | None]) -> None:
+def _stream(fd: int, header: Header, regions: Sequence[Region],
+            target: Callable[[Region], memoryview | None]) -> None:
     """Read and hash the payload once, into ``target(region)`` or, for None, nowhere."""
     scratch = memoryview(bytearray(0))
     for region in regions:
@@ -393,7 +250,7 @@ def _stream(fd: int, header: Header, regions: Sequence[_Region],
             if into is None and len(scratch) < take:
                 scratch = memoryview(bytearray(take))
             view = scratch[:take] if into is None else into[done:done + take]
-            _read_into(fd, view)
+            read_into(fd, view)
             digest.update(view)
             done += take
         if digest.hexdigest() != header.digests[region.name]:  # type: ignore[index]
@@ -409,13 +266,13 @@ def read_header(path: str | os.PathLike) -> Header:
     :raises Incompatible: another format version. :raises Storage: the file system refused.
     """
     with _opened(path) as (fd, size):
-        return _decode(fd, size)[0]
+        return decode(fd, size)[0]
 
 
 def verify(path: str | os.PathLike) -> Header:
     """Check the whole file against its own manifest and digests; raises as :func:`read`."""
     with _opened(path) as (fd, size):
-        header, manifest, regions = _decode(fd, size)
+        header, manifest, regions = decode(fd, size)
         position = memoryview(bytearray(8))
         _stream(fd, header, regions, lambda r: position if r.name == POSITION else None)
         _check_position(int.from_bytes(position, 'little', signed=True), header)
@@ -435,9 +292,9 @@ def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint |
     :raises Storage: the file system refused.
     """
     with _opened(path) as (fd, size):
-        header, _, regions = _decode(fd, size)
+        header, _, regions = decode(fd, size)
         if fingerprint is not None:
-            fingerprint.refuse_unless_compatible(Fingerprint.from_json(header.fingerprint))
+            fingerprint.refuse_unless_compatible(header.fingerprint)
         _check_manifest(header.manifest, manifest.describe())
         position = header.position
         if capacity is not None and position > capacity:
@@ -451,17 +308,18 @@ def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint |
                            'which the host does not have.') from error
         block = Rows(manifest, position, storage)
         rows = {b.name: block.view(b.name) for b in manifest.rows}
-        padding = memoryview(bytearray(sum(e - s for s, e in _gaps(manifest))))
+        padding = memoryview(bytearray(sum(e - s for s, e in gaps(manifest))))
 
-        def target(region: _Region) -> memoryview:
+        def target(region: Region) -> memoryview:
             if region.name == PADDING:
                 return padding
             if region.name in rows:
-                return memoryview(_flat(rows[region.name]).numpy())
+                return _flat(rows[region.name]).numpy().data
             offset = manifest.offsets[region.name]
-            return memoryview(fixed[offset:offset + region.nbytes].numpy())
+            return fixed[offset:offset + region.nbytes].numpy().data
 
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        with suppress(OSError):  # a hint
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         _stream(fd, header, regions, target)
         if regions[-1].name == PADDING:
             _scatter(fixed, manifest, padding)
@@ -472,7 +330,7 @@ def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint |
 
 def _scatter(fixed: torch.Tensor, manifest: Manifest, padding: memoryview) -> None:
     done = 0
-    for start, end in _gaps(manifest):
+    for start, end in gaps(manifest):
         fixed[start:end] = torch.frombuffer(padding[done:done + end - start], dtype=torch.uint8)
         done += end - start
 

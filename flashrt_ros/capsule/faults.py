@@ -7,10 +7,10 @@ token takes. The seam is global, not per thread, because disk writes run on a ba
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+import errno
+import os
 
 _observer: Callable[[str], None] | None = None
 

@@ -9,14 +9,14 @@ promised to be bit-exact (device kind, sources of the kernels, library versions,
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 from dataclasses import dataclass, field
+import importlib.metadata
 from pathlib import Path
+import platform
 from typing import Any, Protocol
 
-import torch
 from blake3 import blake3
+import torch
 
 import flashrt_ros
 from flashrt_ros.arena import Manifest
@@ -34,8 +34,11 @@ _SHOWN = 60  # characters of a value in a message
 class TextLike(Protocol):
     """What :func:`build` needs of the tokenizer."""
 
-    tokenizer_digest: str
-    chat_template: str | None
+    def digest(self) -> str:
+        """Return a digest of what decides ids and text."""
+
+    def chat_digest(self) -> str:
+        """Return a digest of the chat template, '' without one."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +80,14 @@ class Fingerprint:
             raise Corrupt('The fingerprint of the capsule is malformed.')
         return cls(data['hard'], data['soft'], data.get('recorded', {}))
 
-    def refuse_unless_compatible(self, saved: Fingerprint) -> list[str]:
+    def refuse_unless_compatible(self, saved: Fingerprint | dict) -> list[str]:
         """
         Compare ``saved`` with this, the present one; return the soft differences in words.
 
+        :param saved: a fingerprint, or its JSON as it stands in a header.
         :raises Incompatible: when hard fields differ, naming each with both values.
         """
+        saved = _of(saved)
         hard = differences(saved.hard, self.hard)
         if hard:
             raise Incompatible(
@@ -90,13 +95,17 @@ class Fingerprint:
                 'it was saved with, or save it again with this one.')
         return differences(saved.soft, self.soft)
 
-    def exact_future(self, saved: Fingerprint) -> bool:
+    def exact_future(self, saved: Fingerprint | dict) -> bool:
         """Tell whether a state of ``saved`` continues here bit for bit."""
-        return not differences(saved.soft, self.soft)
+        return not differences(_of(saved).soft, self.soft)
 
-    def warnings(self, saved: Fingerprint) -> list[str]:
+    def warnings(self, saved: Fingerprint | dict) -> list[str]:
         """Return differences that change nothing for the state but are worth a word."""
-        return differences(saved.recorded, self.recorded)
+        return differences(_of(saved).recorded, self.recorded)
+
+
+def _of(saved: Fingerprint | dict) -> Fingerprint:
+    return saved if isinstance(saved, Fingerprint) else Fingerprint.from_json(saved)
 
 
 def _digest(value: Any) -> str:
@@ -180,7 +189,6 @@ def build(model: ModelLike, manifest: Manifest, text: TextLike | None = None,
     :param soft: further soft fields, for instance pinned autotuner choices.
     """
     device = torch.device(device)
-    template = getattr(text, 'chat_template', None)
     return Fingerprint(
         hard={
             'weights': weights_digest(model),
@@ -188,7 +196,7 @@ def build(model: ModelLike, manifest: Manifest, text: TextLike | None = None,
             'dtype': str(model.dtype).removeprefix('torch.'),
             'manifest': describe_manifest(manifest),
             'layout_version': LAYOUT_VERSION,
-            'tokenizer': text.tokenizer_digest if text is not None else None,
+            'tokenizer': text.digest() if text is not None else None,
             'adapter': adapter,
         },
         soft={
@@ -196,7 +204,6 @@ def build(model: ModelLike, manifest: Manifest, text: TextLike | None = None,
             'kernel_sources': sources_digest('kernels'),
             'model_sources': sources_digest('models', 'plan.py', 'sampling.py'),
             'package': flashrt_ros.__version__,
-            'python': platform.python_version(),
             'torch': str(torch.__version__),
             'numpy': _version('numpy'),
             'cupy': _version('cupy-cuda12x') or _version('cupy'),
@@ -206,6 +213,5 @@ def build(model: ModelLike, manifest: Manifest, text: TextLike | None = None,
             **(soft or {}),
         },
         recorded={
-            'chat_template': None if template is None
-            else blake3(template.encode('utf-8', 'surrogatepass')).hexdigest()[:32],
+            'chat_template': text.chat_digest() if text is not None else None,
         })

@@ -7,10 +7,10 @@ field is checked for type and range, and only :class:`Corrupt` comes out.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 import json
 import math
 import re
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch

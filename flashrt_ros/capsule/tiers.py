@@ -8,11 +8,12 @@ done yet.
 
 from __future__ import annotations
 
+from dataclasses import replace
 import os
+from pathlib import Path
 import stat
 import threading
-from dataclasses import replace
-from pathlib import Path
+import time
 from typing import Protocol
 
 from flashrt_ros.arena import Manifest
@@ -20,8 +21,10 @@ from flashrt_ros.capsule import codec, faults
 from flashrt_ros.capsule.atomic import is_temporary, storage_error, sweep
 from flashrt_ros.capsule.codec import Header, Image
 from flashrt_ros.capsule.fingerprint import Fingerprint
-from flashrt_ros.capsule.names import RULE, SUFFIX, check_name, is_name
+from flashrt_ros.capsule.names import check_name, is_name, RULE, SUFFIX
 from flashrt_ros.errors import Capacity, FlashrtError, Storage, UnknownCapsule
+
+_SETTLED = 100_000_000  # ns a file must be old for its times to tell it from its successor
 
 
 class Tier(Protocol):
@@ -56,6 +59,7 @@ class DiskTier:
         self.directory = Path(directory).expanduser().absolute()
         self.budget_bytes = budget_bytes
         self._lock = threading.Lock()
+        self._writing = threading.Lock()  # admission and write are one step
         self._cache: dict[str, tuple[tuple[int, int, int], Header | FlashrtError]] = {}
         self._problems: list[tuple[Path, str]] = []
         sweep(self.directory)
@@ -79,8 +83,9 @@ class DiskTier:
         path = self.path(image.header.name)
         self._make_directory()
         sweep(self.directory)
-        self._admit(codec.file_bytes(image, manifest), path)
-        return codec.write(image, path, manifest, overwrite=overwrite)
+        with self._writing:
+            self._admit(codec.file_bytes(image, manifest), path)
+            return codec.write(image, path, manifest, overwrite=overwrite)
 
     def _make_directory(self) -> None:
         try:
@@ -168,6 +173,7 @@ class DiskTier:
             key = (info.st_mtime_ns, info.st_size, info.st_ino)
             known = self._cache.get(entry)
             if known is None or known[0] != key or isinstance(known[1], Storage):
+                result: Header | FlashrtError
                 try:
                     result = replace(codec.read_header(path), name=name)
                 except UnknownCapsule:
@@ -175,7 +181,8 @@ class DiskTier:
                 except FlashrtError as error:
                     result = error
                 known = (key, result)
-            fresh[entry] = known
+            if time.time_ns() - info.st_mtime_ns > _SETTLED:
+                fresh[entry] = known
             if isinstance(known[1], FlashrtError):
                 bad.append((path, str(known[1])))
             else:

@@ -8,16 +8,16 @@ inode, device), never by a name alone.
 
 from __future__ import annotations
 
-import json
-import os
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+import json
+import os
 from pathlib import Path
+import time
 from typing import Any, Protocol
 
-import torch
 from blake3 import blake3
+import torch
 
 from flashrt_ros.capsule.atomic import atomic_file
 from flashrt_ros.errors import FlashrtError, Storage
@@ -58,14 +58,15 @@ def weights_digest(model: ModelLike) -> str:
     if model.weight_files:
         return 'files:' + files_digest(model.weight_files)
     seeded = model.spec.startswith('random:')
-    digest = blake3(model.spec.encode() if seeded else b'', max_threads=1 if seeded else blake3.AUTO)
+    digest = blake3(max_threads=1 if seeded else blake3.AUTO)
+    digest.update(model.spec.encode() if seeded else b'')
     for name, tensor in model.weights():
         digest.update(f'\n{name} {tensor.dtype} {list(tensor.shape)}\n'.encode())
         flat = tensor.detach().reshape(-1)
         if seeded:
             step = max(1, flat.nbytes // _SAMPLE)
             flat = flat[::step]
-        data = flat.contiguous().cpu().view(torch.uint8).numpy()
+        data = flat.contiguous().cpu().view(torch.uint8).numpy().data
         digest.update(data)
     return ('seeded:' if seeded else 'tensors:') + digest.hexdigest()
 
@@ -128,11 +129,10 @@ def _load(path: Path) -> dict[str, str]:
         data = json.loads(raw) if len(raw) <= _MAX_CACHE else None
     except (OSError, ValueError, RecursionError):
         return {}
-    entries = data.get('digests') if isinstance(data, dict) else None
-    if not isinstance(entries, dict) or data.get('version') != 1:
+    if not isinstance(data, dict) or data.get('version') != 1:
         return {}
-    sealed = data.get('blake3')
-    if sealed != _seal(entries):
+    entries = data.get('digests')
+    if not isinstance(entries, dict) or data.get('blake3') != _seal(entries):
         return {}
     return entries
 
