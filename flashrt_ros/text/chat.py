@@ -48,7 +48,7 @@ class TurnState(str, enum.Enum):
     """An end token was folded last; what the template writes after it was not."""
 
 
-class _Refused(Exception):
+class _RefusalError(Exception):
     """The template does not render this conversation; the text says why."""
 
 
@@ -58,13 +58,14 @@ class _Generation(jinja2.ext.Extension):
     tags = {'generation'}
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """Read one block up to its end tag."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
         return jinja2.nodes.Scope(body).set_lineno(line)
 
 
 def _raise_exception(message: object) -> None:
-    raise _Refused(str(message))
+    raise _RefusalError(str(message))
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None,
@@ -127,7 +128,7 @@ class ChatTemplate:
         for history in self._histories(state, last_role, words):
             try:
                 return self._after(history, messages, add_generation_prompt, state, words)
-            except _Refused as error:
+            except _RefusalError as error:
                 refusal = refusal or error
         raise InvalidArgument(
             f'The chat template refuses these messages: {refusal}. Change the roles or their '
@@ -148,9 +149,11 @@ class ChatTemplate:
         if state is TurnState.EMPTY:
             return [[]]
         role = 'assistant' if state is not TurnState.MESSAGE else last_role or 'user'
-        before = {'system': [[]], 'user': [[], ['system']],
-                  'assistant': [['user'], ['system', 'user']]}.get(
-                      role, [['user', 'assistant'], ['system', 'user', 'assistant'], ['user']])
+        ways: dict[str, list[list[str]]] = {
+            'system': [[]], 'user': [[], ['system']],
+            'assistant': [['user'], ['system', 'user']]}
+        before = ways.get(
+            role, [['user', 'assistant'], ['system', 'user', 'assistant'], ['user']])
         return [[_message(earlier, 'Hello') for earlier in roles] + [_message(role, words[0])]
                 for roles in before]
 
@@ -170,7 +173,7 @@ class ChatTemplate:
                 return tail[end.end():]
             return tail
         if not tail.startswith(closing):
-            raise _Refused(
+            raise _RefusalError(
                 'it writes a message differently once others follow; send them in one request')
         return tail[len(closing):]
 
@@ -185,7 +188,7 @@ class ChatTemplate:
         try:
             self._check_shown(messages, prompt)
             return self._render(messages, prompt)
-        except _Refused:
+        except _RefusalError:
             if prompt or not messages or messages[-1]['role'] == 'user':
                 raise
             try:
@@ -194,7 +197,7 @@ class ChatTemplate:
                 text = self._render(followed, False)
                 head = text[:text.rindex(words[2])]
                 opening = self._user_opening(words)
-            except (_Refused, ValueError):
+            except (_RefusalError, ValueError):
                 opening = ''
             if not opening or not head.endswith(opening):
                 raise
@@ -208,13 +211,13 @@ class ChatTemplate:
             prompt)
         for item, mark in zip(messages, marks, strict=True):
             if mark not in text:
-                raise _Refused(f'it shows nothing of a message with role {item["role"]!r} there')
+                raise _RefusalError(f'it shows nothing of a message with role {item["role"]!r} there')
 
     def _closing(self, history: list[Message], words: tuple[str, str, str]) -> str:
         """Return what the template writes after the content of a complete last message."""
         try:
             return self._behind(self._render(history, False), words[0])
-        except _Refused:
+        except _RefusalError:
             text = self._render([*history, _message('user', words[2])], False)
             between = self._behind(text, words[0]).partition(words[2])[0]
             opening = self._user_opening(words)
@@ -228,7 +231,7 @@ class ChatTemplate:
         earlier = [_message('user', first)]
         try:
             text = self._render([*earlier, _message('user', third)], False)
-        except _Refused:
+        except _RefusalError:
             earlier = [_message('user', second), _message('assistant', first)]
             text = self._render([*earlier, _message('user', third)], False)
         between = self._behind(text, first).partition(third)[0]
@@ -240,7 +243,7 @@ class ChatTemplate:
         """Return what follows ``word``, which must have been written once."""
         _, found, tail = text.partition(word)
         if not found or word in tail:
-            raise _Refused('it does not write each earlier message once')
+            raise _RefusalError('it does not write each earlier message once')
         return tail
 
     def _render(self, messages: list[Message], prompt: bool) -> str:
@@ -252,11 +255,11 @@ class ChatTemplate:
                 parts.append(part)
                 size += len(part)
                 if size > MAX_RENDERED_CHARS:
-                    raise _Refused(f'it writes more than {MAX_RENDERED_CHARS} characters')
-        except _Refused:
+                    raise _RefusalError(f'it writes more than {MAX_RENDERED_CHARS} characters')
+        except _RefusalError:
             raise
         except Exception as error:  # whatever a template does is a refusal, never a fault here
-            raise _Refused(f'it fails with {type(error).__name__}: {error}') from error
+            raise _RefusalError(f'it fails with {type(error).__name__}: {error}') from error
         return ''.join(parts)
 
 

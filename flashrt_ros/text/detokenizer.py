@@ -58,14 +58,14 @@ def token_decoder(
             fused = True
         elif kind == 'Metaspace' and not fused:
             mark = step.get('replacement', '\u2581')
-            each.append(lambda token, mark=mark: token.replace(mark, ' '))
+            each.append(_replace(mark, ' '))
             if step.get('prepend_scheme', 'always') != 'never':
                 first = _without_spaces
         elif kind == 'Replace' and isinstance(step.get('pattern', {}).get('String'), str):
             old, new = step['pattern']['String'], str(step.get('content', ''))
             if fused and len(old) != 1:
                 raise _unsupported('Replace after Fuse')
-            each.append(lambda token, old=old, new=new: token.replace(old, new))
+            each.append(_replace(old, new))
         elif kind == 'Strip' and fused and step.get('stop', 0) == 0:
             first = _strip(str(step.get('content', ' ')).encode(), int(step.get('start', 0)))
         else:
@@ -90,6 +90,10 @@ def token_decoder(
         return token.encode('utf-8', 'replace')
 
     return decode, first
+
+
+def _replace(old: str, new: str) -> Callable[[str], str]:
+    return lambda token: token.replace(old, new)
 
 
 def _without_spaces(data: bytes) -> bytes:

@@ -164,8 +164,14 @@ class Text:
         return self._vocabulary.encode_marked(text, marks, at_start)
 
     def _mark(self, messages: list[Message]) -> Marks | None:
-        """Put private characters around control tokens that contents spell; None if none does."""
-        spans = [self._vocabulary.control_spans(item['content']) for item in messages]
+        """
+        Put private characters around control tokens that contents spell; None if none does.
+
+        An assistant's message may use added tokens that are not special, such as ``<think>``:
+        they are its own words, which templates look for.
+        """
+        spans = [self._vocabulary.control_spans(item['content'], item['role'] == 'assistant')
+                 for item in messages]
         if not any(spans):
             return None
         contents = [item['content'] for item in messages]

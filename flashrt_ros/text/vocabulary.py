@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 import hashlib
 import json
 import re
@@ -36,13 +37,26 @@ class Vocabulary(Protocol):
     named: dict[str, str]
     control: re.Pattern[str]
 
-    def encode(self, text: str, allow_special: bool, at_start: bool) -> list[int]: ...
-    def encode_marked(self, text: str, marks: Marks, at_start: bool) -> list[int]: ...
-    def control_spans(self, text: str) -> list[tuple[int, int]]: ...
-    def token_id(self, token: str) -> int | None: ...
-    def is_special(self, token_id: int) -> bool: ...
-    def token_bytes(self, token_id: int) -> bytes: ...
-    def first_bytes(self, data: bytes) -> bytes: ...
+    def encode(self, text: str, allow_special: bool, at_start: bool) -> list[int]:
+        """Encode text; control tokens come out only with ``allow_special``."""
+
+    def encode_marked(self, text: str, marks: Marks, at_start: bool) -> list[int]:
+        """Encode the text of a template with marked parts that are user text."""
+
+    def control_spans(self, text: str, special_only: bool = False) -> list[tuple[int, int]]:
+        """Return where text would be taken for control tokens, as character ranges."""
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token by its spelling."""
+
+    def is_special(self, token_id: int) -> bool:
+        """Tell whether the id is a special token."""
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return what an id adds to the bytes of a text."""
+
+    def first_bytes(self, data: bytes) -> bytes:
+        """Return the bytes of a first token after the rule for its leading space."""
 
 
 def check_text(text: str) -> str:
@@ -74,25 +88,32 @@ class ByteVocabulary:
         self.control = _NEVER
 
     def encode(self, text: str, allow_special: bool, at_start: bool) -> list[int]:
+        """Return the UTF-8 bytes of ``text``."""
         return list(check_text(text).encode())
 
     def encode_marked(self, text: str, marks: Marks, at_start: bool) -> list[int]:
-        return self.encode(text, False, at_start)  # nothing is ever marked here
+        """Encode as any text: nothing is ever marked here."""
+        return self.encode(text, False, at_start)
 
-    def control_spans(self, text: str) -> list[tuple[int, int]]:
+    def control_spans(self, text: str, special_only: bool = False) -> list[tuple[int, int]]:
+        """Return none: there are no control tokens."""
         return []
 
     def token_id(self, token: str) -> int | None:
+        """Return the byte of a one-byte spelling."""
         data = token.encode('utf-8', 'replace')
         return data[0] if len(data) == 1 else None
 
     def is_special(self, token_id: int) -> bool:
+        """Return false: there are no special tokens."""
         return False
 
     def token_bytes(self, token_id: int) -> bytes:
+        """Return the byte that an id is, or nothing."""
         return bytes([token_id]) if token_id < 256 else b''
 
     def first_bytes(self, data: bytes) -> bytes:
+        """Return ``data``: there is no rule for a leading space."""
         return data
 
 
@@ -127,8 +148,9 @@ class HfVocabulary:
             if token.content and (
                 token.special or token.content in names
                 or (token.content in template and not token.content.isspace()))}
-        longest = sorted(self._control, key=len, reverse=True)
-        self.control = re.compile('|'.join(map(re.escape, longest))) if longest else _NEVER
+        self.control = _any_of(self._control)
+        self._special = _any_of(
+            content for content, (_, token) in self._control.items() if token.special)
         unknown = files.named.get('unk_token')
         self._forbidden = {
             index for text, (index, _) in self._control.items() if text != unknown}
@@ -178,7 +200,7 @@ class HfVocabulary:
         does; what lies between is encoded as plain text, marked parts in place.
         """
         start, end = re.escape(marks.start), re.escape(marks.end)
-        spelled = '|'.join(map(re.escape, sorted(marks.spelled, key=len, reverse=True)))
+        spelled = _any_of(marks.spelled).pattern
         # A lone mark is left where a template split the text; nothing joins across it.
         pattern = f'{start}({spelled}){end}|[{start}{end}]'
         ids: list[int] = []
@@ -205,13 +227,15 @@ class HfVocabulary:
         close(False)
         return ids
 
-    def control_spans(self, text: str) -> list[tuple[int, int]]:
+    def control_spans(self, text: str, special_only: bool = False) -> list[tuple[int, int]]:
         """Return where ``text`` would be taken for control tokens, as character ranges."""
-        spans = [match.span() for match in self.control.finditer(text)]
+        pattern = self._special if special_only else self.control
+        spans = [match.span() for match in pattern.finditer(text)]
         if not self._hidden:
             return spans
         encoding = self._full.encode(text, add_special_tokens=False)
         spans += [span for at, index in enumerate(encoding.ids) if index in self._forbidden
+                  and (self._added[index].special or not special_only)
                   and (span := encoding.token_to_chars(at)) is not None]
         merged: list[tuple[int, int]] = []
         for begin, end in sorted(spans):
@@ -276,6 +300,12 @@ class HfVocabulary:
                 data = b'' if token is None else self._decode(token)
             self._bytes[token_id] = data
         return data
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Match any of some texts, the longest first."""
+    longest = sorted(texts, key=len, reverse=True)
+    return re.compile('|'.join(map(re.escape, longest))) if longest else _NEVER
 
 
 def _digest(files: TextFiles) -> str:
