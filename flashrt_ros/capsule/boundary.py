@@ -1,0 +1,144 @@
+"""
+The host part of a boundary: what a capsule keeps beside its buffers.
+
+None of it grows with length: token ids are rows of the arena, the fold schedule is run-length
+coded, and turn marks are one entry a turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class Run:
+    """
+    ``count`` folds of ``length`` tokens each.
+
+    ``sampler`` is None for appended tokens; for sampled ones (length 1) it holds
+    ``[temperature, top_k, top_p, seed, counter]`` at the first of them, so that a replay leaves
+    the sampler as the generation did.
+    """
+
+    length: int
+    count: int
+    sampler: tuple[float, int, float, int, int] | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the run."""
+        return self.length * self.count
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the rows came to be: the list of folds from row 0 on. Immutable."""
+
+    runs: tuple[Run, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        """Position after the last fold."""
+        return sum(run.tokens for run in self.runs)
+
+    def appended(self, length: int) -> Schedule:
+        """Return the schedule with one more appended chunk."""
+        return self._plus(Run(length, 1))
+
+    def sampled(self, sampler: tuple[float, int, float, int, int], count: int = 1) -> Schedule:
+        """Return the schedule with ``count`` more sampled tokens, the first at this counter."""
+        return self._plus(Run(1, count, sampler))
+
+    def _plus(self, run: Run) -> Schedule:
+        if self.runs:
+            last = self.runs[-1]
+            joins = last.length == run.length and (
+                last.sampler == run.sampler if None in (last.sampler, run.sampler)
+                else run.sampler == (*last.sampler[:4], last.sampler[4] + last.count))
+            if joins:
+                return Schedule((*self.runs[:-1], replace(last, count=last.count + run.count)))
+        return Schedule((*self.runs, run))
+
+    def cut(self, position: int) -> Schedule:
+        """Return the schedule of the first ``position`` tokens; a chunk may be cut in two."""
+        result, done = Schedule(), 0
+        for run in self.runs:
+            whole = min(run.count, (position - done) // run.length)
+            if whole:
+                result = result._plus(replace(run, count=whole))
+                done += whole * run.length
+            if whole < run.count:
+                return result.appended(position - done) if position > done else result
+        return result
+
+    def folds(self, start: int, stop: int) -> Iterator[tuple[int, int, tuple | None]]:
+        """
+        Yield ``(position, length, sampler)`` of each fold of ``[start, stop)``.
+
+        ``start`` must be a border between folds; the last chunk is cut at ``stop``.
+        """
+        done = 0
+        for run in self.runs:
+            skip = min(run.count, max(0, -(-(start - done) // run.length)))
+            position = done + skip * run.length
+            for index in range(skip, run.count):
+                if position >= stop:
+                    return
+                sampler = run.sampler and (*run.sampler[:4], run.sampler[4] + index)
+                yield position, min(run.length, stop - position), sampler
+                position += run.length
+            done += run.tokens
+
+    def pure_grid(self, grid: int) -> int:
+        """Return the last multiple of ``grid`` that was reached purely by whole grid chunks."""
+        first = self.runs[0] if self.runs else None
+        return first.tokens if first and first.length == grid and first.sampler is None else 0
+
+    def to_json(self) -> list:
+        """Return ``[[length, count, sampler or null], ...]``."""
+        return [[r.length, r.count, r.sampler and list(r.sampler)] for r in self.runs]
+
+    @classmethod
+    def from_json(cls, data: list) -> Schedule:
+        """Invert :meth:`to_json`."""
+        return cls(tuple(Run(int(length), int(count), None if sampler is None else tuple(sampler))
+                         for length, count, sampler in data))
+
+
+@dataclass(frozen=True)
+class HostState:
+    """
+    Immutable host part of a boundary.
+
+    :param schedule: the folds that made the rows.
+    :param turns: ``(position, turn state)`` at the start of each turn, for "back one turn".
+    :param turn: where the chat stands; a ``TurnState`` of the text room.
+    :param role: role of the message folded last, for templates that care who speaks next.
+    :param detokenizer: JSON state with bytes that are not yet a whole character; None if none.
+    :param held: text held back because it may still become a stop string.
+    :param tail: ids behind the position that are known but not folded (aligned capsules only).
+    """
+
+    schedule: Schedule = field(default_factory=Schedule)
+    turns: tuple[tuple[int, str], ...] = ()
+    turn: str = 'empty'
+    role: str | None = None
+    detokenizer: dict | None = None
+    held: str = ''
+    tail: tuple[int, ...] = ()
+
+    def to_json(self) -> dict:
+        """Return a JSON-able form for files."""
+        return {'schedule': self.schedule.to_json(), 'turns': [list(t) for t in self.turns],
+                'turn': self.turn, 'role': self.role, 'detokenizer': self.detokenizer, 'held': self.held,
+                'tail': list(self.tail)}
+
+    @classmethod
+    def from_json(cls, data: dict) -> HostState:
+        """Invert :meth:`to_json`; raises KeyError, TypeError or ValueError on other shapes."""
+        return cls(
+            schedule=Schedule.from_json(data['schedule']),
+            turns=tuple((int(position), str(state)) for position, state in data['turns']),
+            turn=str(data['turn']), role=data['role'], detokenizer=data['detokenizer'], held=str(data['held']),
+            tail=tuple(int(token) for token in data['tail']))

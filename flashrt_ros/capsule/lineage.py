@@ -1,0 +1,140 @@
+"""
+Which rows need copying: the trail-and-clean rule.
+
+A lineage binds an arena to a pool. The *trail* is the page list the live state was last saved into
+or restored from, and rows ``[0, arena.clean)`` equal the trail's bytes. Then
+
+* a *save* copies the fixed block and rows ``[clean, position)`` into new pages (a partly filled
+  last page is copied again, never mutated);
+* a *restore* copies the fixed block and the rows behind what trail and capsule have in common.
+
+Two details carry the correctness. Whoever writes row *i* lowers ``clean`` to *i* *before* the
+write, since a rollback followed by new tokens puts other bytes below a later position; rolling back
+alone lowers nothing. And the trail holds references to its pages, so that a page id can never be
+reused while somebody may still compare it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from flashrt_ros.arena import Arena
+from flashrt_ros.capsule.pool import PAGE, Frozen, Pool, pages_for
+
+
+class Lineage:
+    """
+    Saves and restores of one arena.
+
+    All copies are queued on the current stream of the arena's device; on a CPU they are done when
+    a verb returns.
+    """
+
+    def __init__(self, arena: Arena, pool: Pool) -> None:
+        self.arena = arena
+        self.pool = pool
+        self.trail: tuple[int, ...] = ()
+        self._guard = torch.zeros_like(arena.fixed)
+
+    def save(self) -> tuple[Frozen, int]:
+        """
+        Freeze the live boundary; return it (one reference, the caller's) and the bytes copied.
+
+        :raises Capacity: if the pool cannot hold it; then nothing has changed.
+        """
+        arena, position = self.arena, self.arena.position
+        clean = min(arena.clean, position)
+        shared = pages_for(position) if clean == position else clean // PAGE
+        block, fresh = self.pool.take(pages_for(position) - shared)
+        copied = self._copy_block(self.pool.blocks[block], arena.fixed)
+        start = shared * PAGE
+        for row, place, count in runs(fresh, start, position):
+            copied += self.pool.rows.copy_from(arena.rows, row, place, count)
+        pages = (*self.trail[:shared], *fresh)
+        self.pool.hold_pages(pages[:shared])  # the capsule's references; fresh ones came with one
+        self._follow(pages, position)
+        return Frozen(position, block, pages), copied
+
+    def restore(self, frozen: Frozen) -> int:
+        """Make a frozen boundary the live one; return the bytes copied."""
+        arena = self.arena
+        common = 0
+        for mine, theirs in zip(self.trail, frozen.pages, strict=False):
+            if mine != theirs:
+                break
+            common += PAGE
+        start = min(common, arena.clean, frozen.position)
+        arena.will_write(start)
+        copied = 0
+        try:
+            for row, place, count in runs(frozen.pages, 0, frozen.position, start):
+                copied += arena.rows.copy_from(self.pool.rows, place, row, count)
+            copied += self._copy_block(arena.fixed, self.pool.blocks[frozen.block])
+        except BaseException:
+            arena.valid = False  # rows of the old state may be gone: refuse to go on from here
+            raise
+        self._follow(frozen.pages, frozen.position)
+        arena.valid = True
+        return copied
+
+    def keep(self) -> int:
+        """Copy the fixed block into a pool block (a light boundary); return the block."""
+        block, _ = self.pool.take(0)
+        self._copy_block(self.pool.blocks[block], self.arena.fixed)
+        return block
+
+    def put_back(self, block: int) -> int:
+        """
+        Make a light boundary live again; its rows must be untouched. Return the bytes copied.
+
+        Rows stay as they are, so trail and clean stay too: only writes matter.
+        """
+        return self._copy_block(self.arena.fixed, self.pool.blocks[block])
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """
+        Keep the fixed block during a verb and put it back if the verb fails.
+
+        Rows at and beyond the old position are dead, so this undoes an append or a generation
+        completely.
+        """
+        self._copy_block(self._guard, self.arena.fixed)
+        try:
+            yield
+        except BaseException:
+            self._copy_block(self.arena.fixed, self._guard)
+            raise
+
+    def _follow(self, pages: tuple[int, ...], position: int) -> None:
+        """Make ``pages`` the trail, with a reference to each, and all live rows clean."""
+        self.pool.hold_pages(pages)
+        old, self.trail = self.trail, pages
+        self.pool.release_pages(old)
+        self.arena.clean = position
+
+    @staticmethod
+    def _copy_block(target: torch.Tensor, source: torch.Tensor) -> int:
+        target.copy_(source)
+        return target.numel()
+
+
+def runs(pages: list[int] | tuple[int, ...], first: int, end: int,
+          start: int | None = None) -> Iterator[tuple[int, int, int]]:
+    """
+    Cut rows ``[start, end)`` into spans that are contiguous in the pool.
+
+    ``pages`` cover rows from ``first`` on; yields (live row, pool row, count).
+    """
+    row = first if start is None else start
+    while row < end:
+        index, inside = divmod(row - first, PAGE)
+        last = index
+        while last + 1 < len(pages) and pages[last + 1] == pages[last] + 1:
+            last += 1
+        stop = min(end, first + (last + 1) * PAGE)
+        yield row, pages[index] * PAGE + inside, stop - row
+        row = stop

@@ -1,0 +1,194 @@
+"""
+The pool: preallocated memory for frozen boundaries.
+
+It holds *fixed blocks* and *pages* of 64 rows. Both are reference counted: capsules of one family
+share pages, parked sessions and kept boundaries share blocks. Pages never enter the live path; they
+are only the source or the target of copies. A save allocates nothing.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from flashrt_ros.arena import Manifest, Rows
+from flashrt_ros.errors import Capacity
+
+PAGE = 64  # rows
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """
+    A frozen boundary in the pool: one fixed block and the pages that cover ``[0, position)``.
+
+    Whoever keeps one holds references (:meth:`Pool.hold`) and gives them back.
+    """
+
+    position: int
+    block: int
+    pages: tuple[int, ...]
+
+
+def pages_for(position: int) -> int:
+    """Pages that cover ``position`` rows."""
+    return -(-position // PAGE)
+
+
+class _Ids:
+    """Reference counts of numbered places, handed out in runs that are as long as possible."""
+
+    def __init__(self, count: int, what: str) -> None:
+        self.count = count
+        self.references = [0] * count
+        self._what = what
+        self._free: list[tuple[int, int]] = [(0, count)] if count else []  # sorted (start, length)
+        self.available = count
+
+    def take(self, wanted: int) -> list[int]:
+        if wanted > self.available:
+            raise Capacity(f'the capsule pool has {self.available} of {self.count} {self._what} '
+                           f'free and {wanted} are needed; drop capsules, close sessions, or '
+                           'raise capsules.device_bytes.')
+        taken: list[int] = []
+        while len(taken) < wanted:
+            need = wanted - len(taken)
+            # First fit; when no run is long enough, the longest one.
+            index = next((i for i, (_, n) in enumerate(self._free) if n >= need), None)
+            if index is None:
+                index = max(range(len(self._free)), key=lambda i: self._free[i][1])
+            start, length = self._free[index]
+            used = min(need, length)
+            taken.extend(range(start, start + used))
+            if used == length:
+                del self._free[index]
+            else:
+                self._free[index] = (start + used, length - used)
+        for place in taken:
+            self.references[place] = 1
+        self.available -= wanted
+        return taken
+
+    def hold(self, places: Iterable[int]) -> None:
+        for place in places:
+            if self.references[place] < 1:
+                raise AssertionError(f'{self._what} {place} is held after it was freed')
+            self.references[place] += 1
+
+    def release(self, places: Iterable[int]) -> None:
+        for place in places:
+            self.references[place] -= 1
+            if self.references[place] < 0:
+                raise AssertionError(f'{self._what} {place} is released twice')
+            if self.references[place] == 0:
+                self._give_back(place)
+
+    def _give_back(self, place: int) -> None:
+        self.available += 1
+        index = bisect.bisect(self._free, (place, 0))
+        start, length = place, 1
+        if index < len(self._free) and self._free[index][0] == place + 1:
+            length += self._free.pop(index)[1]
+        if index and sum(self._free[index - 1]) == place:
+            before = self._free.pop(index - 1)
+            start, length = before[0], before[1] + length
+            index -= 1
+        self._free.insert(index, (start, length))
+
+
+class Pool:
+    """
+    Preallocated fixed blocks and pages.
+
+    :param budget: bytes; an eighth of it (at least ``min_blocks`` blocks) goes to fixed blocks,
+        the rest to pages.
+    :raises Capacity: if the budget cannot hold ``min_blocks`` blocks and one page.
+    """
+
+    def __init__(self, manifest: Manifest, budget: int, device: str | torch.device = 'cpu',
+                 min_blocks: int = 8) -> None:
+        page_bytes = manifest.row_bytes * PAGE
+        floor = manifest.fixed_bytes * min_blocks + page_bytes
+        if budget < floor:
+            raise Capacity(f'a capsule pool of {budget} bytes cannot hold {min_blocks} fixed '
+                           f'blocks and a page; set capsules.device_bytes to {floor} or more.')
+        blocks = min(max(min_blocks, budget // 8 // manifest.fixed_bytes), 4096)
+        pages = (budget - blocks * manifest.fixed_bytes) // page_bytes if page_bytes else 0
+        pages = max(0, pages - 1)  # alignment between planes costs less than a page
+        self.manifest = manifest
+        self.lock = threading.Lock()
+        self.blocks = torch.zeros((blocks, manifest.fixed_bytes), dtype=torch.uint8,
+                                  device=device)
+        storage = torch.empty(Rows.bytes_for(manifest, pages * PAGE), dtype=torch.uint8,
+                              device=device)
+        storage.zero_()  # touch every memory page now, so that no save pays for it
+        self.rows = Rows(manifest, pages * PAGE, storage)
+        self.nbytes = self.blocks.numel() + storage.numel()
+        self._block_ids = _Ids(blocks, 'fixed blocks')
+        self._page_ids = _Ids(pages, 'pages')
+
+    def take(self, pages: int, block: bool = True) -> tuple[int, list[int]]:
+        """
+        Take one block (or none: -1) and ``pages`` pages, each with one reference.
+
+        :raises Capacity: if they are not all there; then nothing is taken.
+        """
+        with self.lock:
+            taken = self._page_ids.take(pages)
+            try:
+                return (self._block_ids.take(1)[0] if block else -1), taken
+            except Capacity:
+                self._page_ids.release(taken)
+                raise
+
+    def hold(self, frozen: Frozen) -> Frozen:
+        """Add one reference to the block and to each page."""
+        with self.lock:
+            self._block_ids.hold([frozen.block])
+            self._page_ids.hold(frozen.pages)
+        return frozen
+
+    def release(self, frozen: Frozen) -> None:
+        """Give one reference of the block and of each page back."""
+        with self.lock:
+            self._block_ids.release([frozen.block])
+            self._page_ids.release(frozen.pages)
+
+    def hold_pages(self, pages: Iterable[int]) -> None:
+        """Add one reference to each page."""
+        with self.lock:
+            self._page_ids.hold(pages)
+
+    def release_pages(self, pages: Iterable[int]) -> None:
+        """Give one reference of each page back."""
+        with self.lock:
+            self._page_ids.release(pages)
+
+    def hold_block(self, block: int) -> None:
+        """Add one reference to a fixed block."""
+        with self.lock:
+            self._block_ids.hold([block])
+
+    def release_block(self, block: int) -> None:
+        """Give one reference of a fixed block back."""
+        with self.lock:
+            self._block_ids.release([block])
+
+    def page_references(self, pages: Iterable[int]) -> list[int]:
+        """Reference counts of pages."""
+        return [self._page_ids.references[page] for page in pages]
+
+    def free(self) -> tuple[int, int]:
+        """Return free blocks and free pages."""
+        return self._block_ids.available, self._page_ids.available
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of all blocks and pages that somebody holds."""
+        blocks, pages = self.free()
+        return ((self._block_ids.count - blocks) * self.manifest.fixed_bytes
+                + (self._page_ids.count - pages) * PAGE * self.manifest.row_bytes)

@@ -1,0 +1,134 @@
+"""
+The sampler: its settings, counter and random numbers are part of the state.
+
+A step samples from the ``logits`` buffer with the settings found in the arena, so a restored
+capsule continues the same random sequence. The generator is counter based (Philox-4x32-10,
+Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): number *n* of seed *s* is a
+pure function of *(s, n)*, which needs no hidden generator state and is the same on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from flashrt_ros.arena import Arena, Buffer, Role
+from flashrt_ros.errors import InvalidArgument
+
+LOGITS = 'logits'
+_M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
+_U32, _U64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """
+    Settings of the sampler.
+
+    :param temperature: 0 is greedy; otherwise logits are divided by it.
+    :param top_k: keep the k largest logits; 0 keeps all.
+    :param top_p: keep the smallest set of tokens whose probabilities reach this sum; 1 keeps all.
+    :param seed: 64-bit key of the random sequence.
+    :raises InvalidArgument: for a value outside its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
+            raise InvalidArgument(
+                f'temperature must lie in [0, 100] (0 is greedy), not {self.temperature}.')
+        if not 0 <= self.top_k < 2 ** 31:
+            raise InvalidArgument(f'top_k must be 0 (off) or a positive count, not {self.top_k}.')
+        if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):
+            raise InvalidArgument(f'top_p must lie in (0, 1] (1 is off), not {self.top_p}.')
+        if not 0 <= self.seed <= _U64:
+            raise InvalidArgument(f'seed must be an unsigned 64-bit number, not {self.seed}.')
+
+
+def buffers(vocab_size: int) -> list[Buffer]:
+    """Boundary buffers a sampler needs: next-token logits, settings, counter."""
+    return [
+        Buffer(LOGITS, Role.BOUNDARY, torch.float32, (vocab_size,)),
+        Buffer('sampler.temperature', Role.BOUNDARY, torch.float32, (1,)),
+        Buffer('sampler.top_p', Role.BOUNDARY, torch.float32, (1,)),
+        Buffer('sampler.top_k', Role.BOUNDARY, torch.int32, (1,)),
+        Buffer('sampler.seed', Role.BOUNDARY, torch.int64, (1,)),
+        Buffer('sampler.counter', Role.BOUNDARY, torch.int64, (1,)),
+    ]
+
+
+def write(arena: Arena, sampling: Sampling, counter: int) -> None:
+    """Put settings and counter into the state."""
+    arena['sampler.temperature'].fill_(sampling.temperature)
+    arena['sampler.top_p'].fill_(sampling.top_p)
+    arena['sampler.top_k'].fill_(sampling.top_k)
+    seed = sampling.seed
+    arena['sampler.seed'].fill_(seed - (1 << 64) if seed >> 63 else seed)  # two's complement
+    arena['sampler.counter'].fill_(counter)
+
+
+def read(arena: Arena) -> tuple[Sampling, int]:
+    """Return settings and counter of the state."""
+    return Sampling(
+        temperature=arena['sampler.temperature'].item(), top_k=arena['sampler.top_k'].item(),
+        top_p=arena['sampler.top_p'].item(), seed=arena['sampler.seed'].item() & _U64,
+    ), arena['sampler.counter'].item()
+
+
+def uniform(seed: int, counter: int) -> float:
+    """Return number ``counter`` of the sequence ``seed`` as a multiple of 2**-53 in [0, 1)."""
+    x0, x1, x2, x3 = counter & _U32, (counter >> 32) & _U32, 0, 0
+    k0, k1 = seed & _U32, (seed >> 32) & _U32
+    for _ in range(10):
+        p0, p1 = _M0 * x0, _M1 * x2
+        x0, x1, x2, x3 = (p1 >> 32) ^ x1 ^ k0, p1 & _U32, (p0 >> 32) ^ x3 ^ k1, p0 & _U32
+        k0, k1 = (k0 + _W0) & _U32, (k1 + _W1) & _U32
+    return ((x0 << 21) | (x1 >> 11)) * 2.0 ** -53
+
+
+def sample(arena: Arena) -> int:
+    """
+    Choose the next token from the ``logits`` buffer; changes nothing.
+
+    Ties are broken by the lower id. With a temperature, the token is the first one, in id order,
+    at which the cumulated probability of the kept tokens exceeds ``uniform(seed, counter)``.
+    """
+    logits = arena[LOGITS]
+    temperature = arena['sampler.temperature'].item()
+    if temperature == 0.0:
+        return int(logits.argmax().item())
+    settings, counter = read(arena)
+    scores, ids = logits.double() / temperature, None
+    if 0 < settings.top_k < scores.numel():
+        ids = _largest(scores, settings.top_k)
+        scores = scores[ids]
+    weights = torch.softmax(scores, dim=0)
+    if settings.top_p < 1.0:
+        kept = _nucleus(weights, settings.top_p)
+        weights, ids = weights[kept], kept if ids is None else ids[kept]
+    ladder = weights.cumsum(0)
+    # A token of weight 0 is never chosen: its step on the ladder has no height.
+    draw = uniform(settings.seed, counter) * ladder[-1].item()
+    index = min(int(torch.searchsorted(ladder, draw, right=True).item()), ladder.numel() - 1)
+    return index if ids is None else int(ids[index].item())
+
+
+def _largest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Ids of the ``count`` largest scores in id order, ties to the lower id."""
+    threshold = scores.topk(count).values[-1]
+    above = (scores > threshold).nonzero()[:, 0]
+    ties = (scores == threshold).nonzero()[:count - above.numel(), 0]
+    return torch.cat([above, ties]).sort().values
+
+
+def _nucleus(weights: torch.Tensor, mass: float) -> torch.Tensor:
+    """Ids of the smallest set of largest weights whose sum reaches ``mass``, in id order."""
+    ordered, order = weights.sort(descending=True, stable=True)
+    count = int((ordered.cumsum(0) < mass).sum().item()) + 1
+    return order[:count].sort().values

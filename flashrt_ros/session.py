@@ -1,0 +1,406 @@
+"""
+A session: one conversation, live on the arena or parked as a frozen boundary.
+
+Every verb here starts and ends at a committed boundary. Appends and generations run under the
+lineage's guard, so a failure in the middle puts the fixed block back and nothing has happened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from flashrt_ros import sampling
+from flashrt_ros.capsule.boundary import HostState
+from flashrt_ros.capsule.lineage import Lineage
+from flashrt_ros.capsule.pool import Frozen
+from flashrt_ros.control import Control, FinishReason
+from flashrt_ros.errors import Capacity, ContextFull, DeviceFault, FlashrtError, InvalidArgument
+from flashrt_ros.plan import TOKENS, Plan
+from flashrt_ros.text import Detokenizer, StopMatcher, Text
+
+KEPT = 4  # light boundaries a session keeps for cheap rollbacks
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A light boundary: a fixed block in the pool; rows below ``position`` are still its own."""
+
+    position: int
+    block: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """
+    What one step of a generation brought.
+
+    ``text`` holds whole characters only and is empty while a character is incomplete or text may
+    still turn into a stop string. ``index`` is the completion index of ``token_ids[0]``,
+    ``position`` the context position after the piece, ``epoch`` the session's.
+    """
+
+    token_ids: tuple[int, ...]
+    index: int
+    position: int
+    text: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The outcome of :meth:`Session.generate`."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+
+
+class Session:
+    """
+    One conversation. Verbs may be called only while it is live; the engine sees to that.
+
+    :param empty: the frozen empty boundary, the oldest point a rollback can reach.
+    """
+
+    def __init__(self, name: str, epoch: int, plan: Plan, lineage: Lineage, text: Text,
+                 eos: Collection[int], empty: Frozen) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.parent_id = ''
+        self.frozen: Frozen | None = None  # one reference, while parked
+        self.reseed: int | None = None  # applied when a parked session becomes live
+        self._plan = plan
+        self._lineage = lineage
+        self._text = text
+        self._eos = frozenset(eos)
+        self._empty = empty
+        self._host = HostState()
+        self._kept: list[Kept] = []
+        self._grid: Kept | None = None
+        self._sampler: tuple | None = None  # of the running generation
+        self._sampled = 0
+
+    # -- the state --------------------------------------------------------------------------
+
+    @property
+    def host(self) -> HostState:
+        """Host part of the present boundary, valid between any two steps."""
+        if not self._sampled:
+            return self._host
+        return replace(self._host, schedule=self._host.schedule.sampled(
+            self._sampler, self._sampled))
+
+    @property
+    def position(self) -> int:
+        """Number of folded tokens."""
+        if self.frozen is not None:
+            return self.frozen.position
+        return self._plan.arena.position
+
+    def become(self, host: HostState, parent_id: str, kept: Frozen | None, epoch: int) -> None:
+        """Take over another boundary's host part; its block serves as a kept boundary."""
+        self.forget_kept()
+        self._host, self._sampled, self.parent_id = host, 0, parent_id
+        self.epoch = epoch
+        if kept is not None:
+            self._lineage.pool.hold_block(kept.block)
+            self._kept.append(Kept(kept.position, kept.block))
+            if kept.position and kept.position == host.schedule.pure_grid(self._plan.grid):
+                self._lineage.pool.hold_block(kept.block)
+                self._grid = Kept(kept.position, kept.block)
+
+    def forget_kept(self) -> None:
+        """Give all kept boundaries back to the pool."""
+        for kept in (*self._kept, *([self._grid] if self._grid else [])):
+            self._lineage.pool.release_block(kept.block)
+        self._kept, self._grid = [], None
+
+    def grid_boundary(self) -> Kept | None:
+        """Return the last grid position reached purely by prefill, if it is still kept."""
+        return self._grid
+
+    @staticmethod
+    def check_stop(stop: Sequence[str]) -> None:
+        """
+        Check stop strings without using them.
+
+        :raises InvalidArgument: too many, empty or too long.
+        """
+        StopMatcher(stop)
+
+    # -- append -----------------------------------------------------------------------------
+
+    def check_room(self, host: HostState, position: int, count: int) -> None:
+        """
+        Refuse before anything changes what the context cannot hold.
+
+        :raises ContextFull: naming what is needed and what there is.
+        """
+        capacity = self._plan.arena.capacity
+        needed = position + len(host.tail) + count
+        if needed > capacity:
+            raise ContextFull(
+                f'the context holds {capacity} tokens; {position + len(host.tail)} are in use and '
+                f'{count} more do not fit. Roll back, restore an earlier capsule, or configure a '
+                f'context.max_tokens of at least {needed}.')
+
+    def append(self, ids: Sequence[int], turn: str, role: str | None = None,
+               control: Control | None = None) -> int:
+        """
+        Fold ids (behind an unfolded tail, if there is one) on the grid; all or nothing.
+
+        :param turn: turn state after the last id.
+        :param role: role of the message folded last.
+        :return: tokens prefilled.
+        :raises ContextFull, Canceled, DeadlineExceeded, DeviceFault: nothing has changed then.
+        """
+        host, start = self.host, self._plan.arena.position
+        self.check_room(host, start, len(ids))
+        pending = [*host.tail, *ids]
+        if not pending:
+            self._host, self._sampled = replace(host, turn=turn, role=role), 0
+            return 0
+        schedule, grid = host.schedule, self._plan.grid
+        pure = schedule.tokens == schedule.pure_grid(grid)
+        last_pure = (start + len(pending)) // grid * grid if pure else 0
+        candidate: Kept | None = None
+        self._drop_above(start)
+        try:
+            with self._lineage.guard():
+                done = 0
+                while done < len(pending):
+                    if control is not None:
+                        control.check('the append')
+                    count = min(grid - (start + done) % grid, len(pending) - done)
+                    self._plan.append(pending[done:done + count])
+                    schedule = schedule.appended(count)
+                    done += count
+                    if start + done == last_pure:
+                        candidate = self._keep(last_pure)
+        except BaseException as error:
+            if candidate is not None:
+                self._lineage.pool.release_block(candidate.block)
+            raise _as_typed(error, 'an append', start) from error
+        if candidate is not None:
+            if self._grid is not None:
+                self._lineage.pool.release_block(self._grid.block)
+            self._grid = candidate
+        turns = (*host.turns, (start, host.turn)) if ids else host.turns
+        self._sampled = 0
+        self._host = HostState(schedule=schedule, turns=turns, turn=turn, role=role)
+        return len(pending)
+
+    # -- generate ---------------------------------------------------------------------------
+
+    def generate(self, *, max_tokens: int, stop: Sequence[str], settings: sampling.Sampling,
+                 counter: int, on_piece: Callable[[Piece], None], control: Control,
+                 between: Callable[[], None]) -> Answer:
+        """
+        Sample and fold up to ``max_tokens`` tokens.
+
+        A stop, a cancel and a deadline end at a committed boundary. A fault of the device in the
+        middle puts the state back to where this generation began.
+
+        :param between: called at every boundary; may save this session or serve others.
+        :raises ContextFull: if there is no free row at the start.
+        :raises DeviceFault: if a step failed.
+        """
+        arena, host = self._plan.arena, self.host
+        start = arena.position
+        if not start:
+            raise InvalidArgument('nothing is folded yet, so there is nothing to continue; send '
+                                  'a prompt or restore a capsule first.')
+        self.check_room(host, start, 1)
+        matcher = StopMatcher(stop)
+        detokenizer = (Detokenizer.restore(self._text, host.detokenizer) if host.detokenizer
+                       else Detokenizer(self._text))
+        ids: list[int] = []
+        texts: list[str] = []
+        failures: list[BaseException] = []
+        finish: list[FinishReason] = []
+
+        def publish(tokens: tuple[int, ...], text: str) -> None:
+            texts.append(text)
+            try:
+                on_piece(Piece(tokens, len(ids) - len(tokens), start + len(ids), text,
+                               self.epoch))
+            except Exception as error:  # the listener's fault must not leave a token unfolded
+                failures.append(error)
+
+        def emit(token: int) -> None:
+            ids.append(token)
+            ended = token in self._eos
+            text, stopped, _ = matcher.push('' if ended else detokenizer.push(token))
+            if ended or stopped:
+                finish.append(FinishReason.STOP)
+            publish((token,), text)
+
+        self._drop_above(start)
+        sampling.write(arena, settings, counter)
+        self._host, self._sampled = replace(host, turn='assistant_open'), 0
+        self._sampler = (settings.temperature, settings.top_k, settings.top_p, settings.seed,
+                         counter)
+        if host.held:
+            texts.append(matcher.push(host.held)[0])
+        self._ring(start)
+        try:
+            with self._lineage.guard():
+                while not finish:
+                    if len(ids) >= max_tokens or arena.position >= arena.capacity:
+                        finish.append(FinishReason.LENGTH)
+                    elif (reason := control.cancelled) is not None:
+                        finish.append(reason)
+                    else:
+                        token = self._plan.step(emit)
+                        self._sampled += 1
+                        self._host = replace(
+                            self._host, held=matcher.state()['held'],
+                            turn='assistant_ended' if token in self._eos else 'assistant_open',
+                            detokenizer=detokenizer.state() if detokenizer.pending else None)
+                        between()
+                    if failures:
+                        break
+        except BaseException as error:
+            self._host, self._sampled = host, 0
+            raise _as_typed(error, 'a step', start) from error
+        self._finish(matcher, detokenizer, publish)
+        if failures:
+            raise failures[0]
+        return Answer(tuple(ids), ''.join(texts), finish[0])
+
+    def _finish(self, matcher: StopMatcher, detokenizer: Detokenizer,
+                publish: Callable[[tuple[int, ...], str], None]) -> None:
+        """Give held text out and commit the host part at the end of an answer."""
+        rest = matcher.flush()
+        if self._host.turn == 'assistant_ended':
+            rest += detokenizer.flush()
+        if rest:
+            publish((), rest)
+        pending = self._host.turn != 'assistant_ended' and detokenizer.pending
+        self._host = replace(self.host, held='',
+                             detokenizer=detokenizer.state() if pending else None)
+        self._sampled = 0
+
+    # -- rollback ---------------------------------------------------------------------------
+
+    def rollback(self, target: int, max_replay: int | None = None,
+                 control: Control | None = None) -> tuple[int, int]:
+        """
+        Go back to position ``target``: nearest kept boundary, then replay along the schedule.
+
+        :return: tokens replayed, bytes copied.
+        :raises InvalidArgument: for a target ahead of the position, or a replay beyond
+            ``max_replay``; nothing has changed then.
+        """
+        arena, host = self._plan.arena, self.host
+        position = arena.position
+        if not 0 <= target <= position + len(host.tail):
+            raise InvalidArgument(
+                f'cannot roll back to position {target}: the session is at '
+                f'{position + len(host.tail)}. Name a position from 0 to that.')
+        if target >= position:  # within the unfolded tail: rows and fixed block stay
+            self._host = replace(host, tail=host.tail[:target - position])
+            self._sampled = 0
+            return 0, 0
+        kept = max((k for k in self._boundaries() if k.position <= target),
+                   key=lambda k: k.position)
+        replay = target - kept.position
+        if max_replay is not None and replay > max_replay:
+            raise InvalidArgument(
+                f'rolling back to {target} would replay {replay} tokens from the kept boundary at '
+                f'{kept.position}, more than max_replay {max_replay}. Raise max_replay, or '
+                'restore a capsule.')
+        ids = arena[TOKENS][kept.position:target].view(-1).tolist()
+        after = self._host_at(host, target)
+        if replay == 0:
+            copied = self._lineage.put_back(kept.block)
+        else:
+            copied = self._replay(kept, ids, host, target, control)
+        self._host, self._sampled = after, 0
+        self._drop_above(target)
+        return replay, copied
+
+    def _replay(self, kept: Kept, ids: list[int], host: HostState, target: int,
+                control: Control | None) -> int:
+        # A chunk that the target cuts leaves other last bits in its rows, so going forward again
+        # after a fault needs the rows too: an implicit save, which copies only unsaved rows.
+        before, _ = self._lineage.save()
+        try:
+            copied = self._lineage.put_back(kept.block)
+            for start, length, sampler in host.schedule.folds(kept.position, target):
+                if control is not None:
+                    control.check('the rollback')
+                self._plan.append(ids[start - kept.position:start - kept.position + length])
+                if sampler is not None:
+                    temperature, top_k, top_p, seed, counter = sampler
+                    sampling.write(self._plan.arena, sampling.Sampling(
+                        temperature, top_k, top_p, seed), counter + 1)
+        except BaseException as error:
+            self._lineage.restore(before)
+            raise _as_typed(error, 'the replay of a rollback', before.position) from error
+        finally:
+            self._lineage.pool.release(before)
+        return copied
+
+    def _boundaries(self) -> list[Kept]:
+        kept = [Kept(0, self._empty.block), *self._kept]
+        return [*kept, self._grid] if self._grid else kept
+
+    def _host_at(self, host: HostState, target: int) -> HostState:
+        """Derive the host part of an earlier position."""
+        schedule = host.schedule.cut(target)
+        turns = tuple(mark for mark in host.turns if mark[0] < target)
+        mark = next((state for position, state in host.turns if position == target), None)
+        if mark is not None or not target:
+            return HostState(schedule=schedule, turns=turns, turn=mark or 'empty')
+        last = schedule.runs[-1]
+        if last.sampler is None:
+            return HostState(schedule=schedule, turns=turns, turn='assistant_open')
+        # UTF-8 needs at most three earlier bytes, and a token has at least one: a short run-up
+        # brings the decoder into the state it had here.
+        tail = self._plan.arena[TOKENS][max(0, target - min(16, last.count)):target]
+        detokenizer = Detokenizer(self._text)
+        for token in tail.view(-1).tolist():
+            if token not in self._eos:
+                detokenizer.push(token)
+        ended = tail.view(-1)[-1].item() in self._eos
+        return HostState(
+            schedule=schedule, turns=turns, turn='assistant_ended' if ended else 'assistant_open',
+            detokenizer=detokenizer.state() if detokenizer.pending and not ended else None)
+
+    # -- kept boundaries --------------------------------------------------------------------
+
+    def _keep(self, position: int) -> Kept | None:
+        try:
+            return Kept(position, self._lineage.keep())
+        except Capacity:  # keeping is a convenience: without it a rollback replays more
+            return None
+
+    def _ring(self, position: int) -> None:
+        """Keep the present boundary, at the cost of the oldest kept one."""
+        for kept in [k for k in self._kept if k.position == position]:
+            self._kept.remove(kept)
+            self._lineage.pool.release_block(kept.block)
+        while len(self._kept) >= KEPT:
+            self._lineage.pool.release_block(self._kept.pop(0).block)
+        kept = self._keep(position)
+        if kept is not None:
+            self._kept.append(kept)
+
+    def _drop_above(self, position: int) -> None:
+        """Drop kept boundaries whose rows are about to be, or were, written."""
+        for kept in [k for k in self._kept if k.position > position]:
+            self._kept.remove(kept)
+            self._lineage.pool.release_block(kept.block)
+        if self._grid is not None and self._grid.position > position:
+            self._lineage.pool.release_block(self._grid.block)
+            self._grid = None
+
+
+def _as_typed(error: BaseException, what: str, position: int) -> BaseException:
+    """Wrap a foreign exception; typed ones and interrupts pass as they are."""
+    if isinstance(error, FlashrtError) or not isinstance(error, Exception):
+        return error
+    return DeviceFault(f'{what} failed ({type(error).__name__}: {error}); the state is back at '
+                       f'position {position}. Try again, or restore a capsule.')
