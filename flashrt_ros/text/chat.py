@@ -211,7 +211,8 @@ class ChatTemplate:
             prompt)
         for item, mark in zip(messages, marks, strict=True):
             if mark not in text:
-                raise _RefusalError(f'it shows nothing of a message with role {item["role"]!r} there')
+                raise _RefusalError(
+                    f'it shows nothing of a message with role {item["role"]!r} there')
 
     def _closing(self, history: list[Message], words: tuple[str, str, str]) -> str:
         """Return what the template writes after the content of a complete last message."""

@@ -85,10 +85,11 @@ class StopMatcher:
         try:
             matcher = cls(state['stops'])
             held, matched = state['held'], state['matched']
+            sound = (held == '' or held in matcher._prefixes) and (
+                matched is None or matched in matcher.stops)
         except (KeyError, TypeError, InvalidArgument) as error:
             raise Corrupt('The saved stop strings are malformed; use another capsule.') from error
-        if (held != '' and held not in matcher._prefixes) or (
-                matched is not None and matched not in matcher.stops):
+        if not sound:
             raise Corrupt('The saved stop strings are malformed; use another capsule.')
         matcher._held, matcher._matched = held, matched
         return matcher

@@ -10,10 +10,10 @@ from typing import Any
 from flashrt_ros.errors import InvalidArgument
 from flashrt_ros.text import files
 from flashrt_ros.text.chat import CHATML, ChatTemplate, Message, TurnState
+from flashrt_ros.text.huggingface import HfVocabulary
 from flashrt_ros.text.vocabulary import (
     ByteVocabulary,
     check_text,
-    HfVocabulary,
     Marks,
     MAX_TEXT_CHARS,
     Vocabulary,

@@ -1,22 +1,15 @@
-"""Vocabularies: text to ids and ids to bytes, with control tokens out of reach of user text."""
+"""What a vocabulary is: text to ids and ids to bytes; and the one of models without a tokenizer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 import hashlib
-import json
 import re
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import tokenizers
-
-from flashrt_ros.errors import Corrupt, Incompatible, InvalidArgument
-from flashrt_ros.text.detokenizer import token_decoder
-from flashrt_ros.text.files import TextFiles
+from flashrt_ros.errors import InvalidArgument
 
 MAX_TEXT_CHARS = 16 << 20
-_NEVER = re.compile('(?!)')
-_ANCHOR = '\U000ffffd\u2060anchor\U000ffffd'
+NEVER = re.compile('(?!)')
 
 
 
@@ -85,7 +78,7 @@ class ByteVocabulary:
         self.size = size
         self.digest = hashlib.sha256(b'flashrt_ros bytes 1').hexdigest()
         self.named: dict[str, str] = {}
-        self.control = _NEVER
+        self.control = NEVER
 
     def encode(self, text: str, allow_special: bool, at_start: bool) -> list[int]:
         """Return the UTF-8 bytes of ``text``."""
@@ -115,207 +108,3 @@ class ByteVocabulary:
     def first_bytes(self, data: bytes) -> bytes:
         """Return ``data``: there is no rule for a leading space."""
         return data
-
-
-class HfVocabulary:
-    """
-    A ``tokenizer.json`` through the tokenizers library.
-
-    *Control tokens* are the special tokens, the named ones (bos, eos, ...) and those added tokens
-    that the chat template itself writes, such as ``<think>``. Text from users is never encoded
-    to them: a twin of the tokenizer that does not know them encodes it as ordinary text.
-    """
-
-    def __init__(self, files: TextFiles) -> None:
-        self.digest = _digest(files)
-        self.named = files.named
-        self._decode, self.first_bytes = token_decoder(files.tokenizer.get('decoder'))
-        try:
-            self._full = tokenizers.Tokenizer.from_str(files.raw)
-        except Exception as error:  # the library raises plain Exception
-            raise Corrupt(
-                f'tokenizer.json cannot be read by tokenizers {tokenizers.__version__} ({error}); '
-                'restore the file from its origin or upgrade tokenizers.') from error
-        self._full.no_truncation()
-        self._full.no_padding()
-        self._add_missing(files)
-        self.size = max(self._full.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self._added = self._full.get_added_tokens_decoder()
-        names = set(files.named.values())
-        template = files.template or ''
-        self._control = {
-            token.content: (index, token) for index, token in self._added.items()
-            if token.content and (
-                token.special or token.content in names
-                or (token.content in template and not token.content.isspace()))}
-        self.control = _any_of(self._control)
-        self._special = _any_of(
-            content for content, (_, token) in self._control.items() if token.special)
-        unknown = files.named.get('unk_token')
-        self._forbidden = {
-            index for text, (index, _) in self._control.items() if text != unknown}
-        # A token that is matched after normalisation has spellings that a search cannot find.
-        self._hidden = self._full.normalizer is not None and any(
-            token.normalized for _, token in self._control.values())
-        self._anchor = next(
-            (token for _, token in self._control.values()
-             if token.special and not (token.rstrip or token.normalized or token.single_word)),
-            None)
-        self._plain: tokenizers.Tokenizer | None = None
-        self._bytes: dict[int, bytes] = {}
-
-    def _add_missing(self, files: TextFiles) -> None:
-        """Add what only tokenizer_config.json declares, as transformers does, at the same ids."""
-        known = {token.content for token in self._full.get_added_tokens_decoder().values()}
-        names = set(files.named.values())
-        for index, spec in sorted(files.extra.items()):
-            content = spec['content']
-            if content not in known:
-                flags = {key: bool(spec[key]) for key in (
-                    'single_word', 'lstrip', 'rstrip', 'normalized') if key in spec}
-                special = bool(spec.get('special')) or content in names
-                self._full.add_tokens([
-                    tokenizers.AddedToken(content, special=special, **flags)])
-                known.add(content)
-            if self._full.token_to_id(content) != index:
-                raise Incompatible(
-                    f'tokenizer_config.json declares {content!r} as id {index}, tokenizer.json '
-                    f'gives it {self._full.token_to_id(content)}; take both files from one source.')
-        for content in dict.fromkeys(files.named.values()):
-            if content not in known:
-                self._full.add_special_tokens([tokenizers.AddedToken(content, special=True)])
-
-    def encode(self, text: str, allow_special: bool, at_start: bool) -> list[int]:
-        """Encode; without ``allow_special`` no control token comes out, whatever the text."""
-        check_text(text)
-        if allow_special or not self.control_spans(text):
-            return self._encode_full(text, at_start)
-        return self._encode_plain(text, at_start)
-
-    def encode_marked(self, text: str, marks: Marks, at_start: bool) -> list[int]:
-        """
-        Encode the text of a template in which user text that spells control tokens is marked.
-
-        The text is cut at the control tokens that the template wrote, as the tokenizer itself
-        does; what lies between is encoded as plain text, marked parts in place.
-        """
-        start, end = re.escape(marks.start), re.escape(marks.end)
-        spelled = _any_of(marks.spelled).pattern
-        # A lone mark is left where a template split the text; nothing joins across it.
-        pattern = f'{start}({spelled}){end}|[{start}{end}]'
-        ids: list[int] = []
-        run, strip = '', False
-
-        def close(right: bool) -> None:
-            nonlocal run, strip
-            run = run.lstrip() if strip else run
-            run = run.rstrip() if right else run
-            if run:
-                ids.extend(self._encode_plain(run, at_start and not ids))
-            run, strip = '', False
-
-        for n, part in enumerate(re.split(pattern, text)):
-            part, at = part or '', 0
-            for match in () if n % 2 else self.control.finditer(part):
-                run += part[at:match.start()]
-                at = match.end()
-                index, token = self._control[match.group()]
-                close(token.lstrip)
-                ids.append(index)
-                strip = token.rstrip
-            run += part[at:]
-        close(False)
-        return ids
-
-    def control_spans(self, text: str, special_only: bool = False) -> list[tuple[int, int]]:
-        """Return where ``text`` would be taken for control tokens, as character ranges."""
-        pattern = self._special if special_only else self.control
-        spans = [match.span() for match in pattern.finditer(text)]
-        if not self._hidden:
-            return spans
-        encoding = self._full.encode(text, add_special_tokens=False)
-        spans += [span for at, index in enumerate(encoding.ids) if index in self._forbidden
-                  and (self._added[index].special or not special_only)
-                  and (span := encoding.token_to_chars(at)) is not None]
-        merged: list[tuple[int, int]] = []
-        for begin, end in sorted(spans):
-            if merged and begin < merged[-1][1]:
-                merged[-1] = merged[-1][0], max(end, merged[-1][1])
-            elif begin < end:
-                merged.append((begin, end))
-        return merged
-
-    def _encode_full(self, text: str, at_start: bool) -> list[int]:
-        if at_start or self._anchor is None or not text:
-            return self._full.encode(text, add_special_tokens=False).ids
-        # Behind a token, so that no word-start mark is put before a text that continues another.
-        return self._full.encode(self._anchor.content + text, add_special_tokens=False).ids[1:]
-
-    def _encode_plain(self, text: str, at_start: bool, again: bool = True) -> list[int]:
-        if self._plain is None:
-            spec = json.loads(self._full.to_str())
-            for token in spec['added_tokens']:
-                token['special'] = token['special'] or token['content'] in self._control
-            self._plain = tokenizers.Tokenizer.from_str(json.dumps(spec))
-            self._plain.encode_special_tokens = True
-            self._plain.add_tokens([tokenizers.AddedToken(
-                _ANCHOR, special=False, normalized=False)])
-        if at_start:
-            ids = self._plain.encode(text, add_special_tokens=False).ids
-        else:
-            ids = self._plain.encode(_ANCHOR + text, add_special_tokens=False).ids[1:]
-        if self._forbidden.isdisjoint(ids):
-            return ids
-        # A model that holds the token as an ordinary piece (Unigram): cut the spelling apart.
-        cuts = [match.start() + 1 for match in self.control.finditer(text)]
-        if not again or not cuts:
-            raise InvalidArgument(
-                'The text spells a control token and this tokenizer has no other ids for it; '
-                'remove it from the text.')
-        ends = [*cuts, len(text)]
-        ids = []
-        for begin, end in zip([0, *cuts], ends, strict=True):
-            if begin < end:
-                ids += self._encode_plain(text[begin:end], at_start and begin == 0, False)
-        return ids
-
-    def token_id(self, token: str) -> int | None:
-        """Return the id of a token by its spelling in the vocabulary."""
-        return self._full.token_to_id(token)
-
-    def is_special(self, token_id: int) -> bool:
-        """Tell whether the id is a special token, one that text leaves out."""
-        token = self._added.get(token_id)
-        return token is not None and token.special
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """Return what an id adds to the bytes of a text; nothing for an id without a token."""
-        data = self._bytes.get(token_id)
-        if data is None:
-            added = self._added.get(token_id)
-            if added is not None:
-                data = added.content.encode('utf-8', 'replace')
-            else:
-                token = self._full.id_to_token(token_id) if token_id < self.size else None
-                data = b'' if token is None else self._decode(token)
-            self._bytes[token_id] = data
-        return data
-
-
-def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Match any of some texts, the longest first."""
-    longest = sorted(texts, key=len, reverse=True)
-    return re.compile('|'.join(map(re.escape, longest))) if longest else _NEVER
-
-
-def _digest(files: TextFiles) -> str:
-    """Hash what decides ids and text, whatever the layout of the JSON; templates are apart."""
-    body: dict[str, Any] = {
-        key: value for key, value in files.tokenizer.items()
-        if key not in ('truncation', 'padding', 'version')}
-    model = body.get('model')
-    if isinstance(model, dict) and isinstance(model.get('merges'), list):
-        body['model'] = {**model, 'merges': [
-            merge.split(' ', 1) if isinstance(merge, str) else merge for merge in model['merges']]}
-    text = json.dumps([body, files.named, files.extra], sort_keys=True, separators=(',', ':'))
-    return hashlib.sha256(text.encode()).hexdigest()
