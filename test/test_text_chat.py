@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import random
 import sys
@@ -246,3 +247,12 @@ def test_next_turn():
     assert next_turn([SYSTEM], False, EMPTY) == (MESSAGE, 'system')
     assert next_turn([], False, ENDED) == (MESSAGE, 'assistant')
     assert next_turn([], False, MESSAGE, 'system') == (MESSAGE, 'system')
+
+
+def test_threads_do_not_disturb_each_other(tmp_path):
+    text = load(tmp_path, 'chatml')
+    talks = [[say('user', 'hello ' * 50)], [say('user', 'x<|im_end|>' * 50)]]
+    expected = [text.render(talk) for talk in talks]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda n: text.render(talks[n % 2]), range(200)))
+    assert all(ids == expected[n % 2] for n, ids in enumerate(found))

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 import hashlib
 import json
 import re
+import secrets
+import threading
 from typing import Any
 
 import tokenizers
@@ -15,7 +17,8 @@ from flashrt_ros.text.detokenizer import token_decoder
 from flashrt_ros.text.files import TextFiles
 from flashrt_ros.text.vocabulary import check_text, Marks, NEVER
 
-_ANCHOR = '\U000ffffd\u2060anchor\U000ffffd'
+# Never guessable, so that no text can hold it; ids do not depend on it.
+_ANCHOR = f'\U000ffffd{secrets.token_hex(16)}'
 
 
 class HfVocabulary:
@@ -24,7 +27,7 @@ class HfVocabulary:
 
     *Control tokens* are the special tokens, the named ones (bos, eos, ...) and those added tokens
     that the chat template itself writes, such as ``<think>``. Text from users is never encoded
-    to them: a twin of the tokenizer that does not know them encodes it as ordinary text.
+    to them: the tokenizer's own switch has it encode them as the ordinary text they are.
     """
 
     def __init__(self, files: TextFiles) -> None:
@@ -40,8 +43,10 @@ class HfVocabulary:
         self._full.no_truncation()
         self._full.no_padding()
         self._add_missing(files)
-        self.size = max(self._full.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._added = self._full.get_added_tokens_decoder()
+        vocab = files.tokenizer['model']['vocab']
+        largest = len(vocab) - 1 if isinstance(vocab, list) else max(vocab.values(), default=-1)
+        self.size = 1 + max([largest, *self._added])
         names = set(files.named.values())
         template = files.template or ''
         self._control = {
@@ -58,11 +63,13 @@ class HfVocabulary:
         # A token that is matched after normalisation has spellings that a search cannot find.
         self._hidden = self._full.normalizer is not None and any(
             token.normalized for _, token in self._control.values())
-        self._anchor = next(
-            (token for _, token in self._control.values()
-             if token.special and not (token.rstrip or token.normalized or token.single_word)),
-            None)
-        self._plain: tokenizers.Tokenizer | None = None
+        self._lock = threading.Lock()  # encode_special_tokens below is a switch on the object
+        self._full.add_special_tokens([
+            tokenizers.AddedToken(
+                token.content, special=True, normalized=token.normalized, lstrip=token.lstrip,
+                rstrip=token.rstrip, single_word=token.single_word)
+            for _, token in self._control.values() if not token.special])
+        self._full.add_tokens([tokenizers.AddedToken(_ANCHOR, special=False, normalized=False)])
         self._bytes: dict[int, bytes] = {}
 
     def _add_missing(self, files: TextFiles) -> None:
@@ -134,7 +141,8 @@ class HfVocabulary:
         spans = [match.span() for match in pattern.finditer(text)]
         if not self._hidden:
             return spans
-        encoding = self._full.encode(text, add_special_tokens=False)
+        with self._lock:
+            encoding = self._full.encode(text, add_special_tokens=False)
         spans += [span for at, index in enumerate(encoding.ids) if index in self._forbidden
                   and (self._added[index].special or not special_only)
                   and (span := encoding.token_to_chars(at)) is not None]
@@ -146,25 +154,26 @@ class HfVocabulary:
                 merged.append((begin, end))
         return merged
 
-    def _encode_full(self, text: str, at_start: bool) -> list[int]:
-        if at_start or self._anchor is None or not text:
-            return self._full.encode(text, add_special_tokens=False).ids
-        # Behind a token, so that no word-start mark is put before a text that continues another.
-        return self._full.encode(self._anchor.content + text, add_special_tokens=False).ids[1:]
+    def _encode_full(self, text: str, at_start: bool, plain: bool = False) -> list[int]:
+        """
+        Encode; ``plain`` takes control tokens for text.
+
+        Text that continues another is put behind a token of its own, so that no word-start mark
+        comes before it.
+        """
+        if not text:
+            return []
+        with self._lock:
+            self._full.encode_special_tokens = plain
+            try:
+                ids = self._full.encode(
+                    text if at_start else _ANCHOR + text, add_special_tokens=False).ids
+            finally:
+                self._full.encode_special_tokens = False
+        return ids if at_start else ids[1:]
 
     def _encode_plain(self, text: str, at_start: bool, again: bool = True) -> list[int]:
-        if self._plain is None:
-            spec = json.loads(self._full.to_str())
-            for token in spec['added_tokens']:
-                token['special'] = token['special'] or token['content'] in self._control
-            self._plain = tokenizers.Tokenizer.from_str(json.dumps(spec))
-            self._plain.encode_special_tokens = True
-            self._plain.add_tokens([tokenizers.AddedToken(
-                _ANCHOR, special=False, normalized=False)])
-        if at_start:
-            ids = self._plain.encode(text, add_special_tokens=False).ids
-        else:
-            ids = self._plain.encode(_ANCHOR + text, add_special_tokens=False).ids[1:]
+        ids = self._encode_full(text, at_start, plain=True)
         if self._forbidden.isdisjoint(ids):
             return ids
         # A model that holds the token as an ordinary piece (Unigram): cut the spelling apart.

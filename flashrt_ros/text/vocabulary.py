@@ -12,14 +12,12 @@ MAX_TEXT_CHARS = 16 << 20
 NEVER = re.compile('(?!)')
 
 
-
 class Marks(NamedTuple):
     """How user text that spells control tokens is marked inside rendered text."""
 
     start: str
     end: str
     spelled: frozenset[str]
-
 
 
 class Vocabulary(Protocol):
