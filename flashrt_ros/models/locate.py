@@ -28,9 +28,13 @@ def locate(spec: str) -> Path:
             raise Storage('the embedded model is missing from this installation; install the '
                           'package again or name another model')
         return directory
-    directory = Path(spec).expanduser()
-    if directory.is_dir():
-        return directory
+    try:
+        directory = Path(spec).expanduser()
+        if directory.is_dir():
+            return directory
+    except (OSError, ValueError, RuntimeError) as error:  # too long, NUL, unknown ~user
+        raise Storage(f'{spec[:80]!r} is no usable path ({error.__class__.__name__}); give a '
+                      'directory with config.json') from error
     match = _HUB_ID.fullmatch(spec)
     if match:
         return _cached(match[1], match[2] or 'main')
