@@ -130,15 +130,15 @@ def _sync_directory(directory: Path, target: Path) -> None:
             os.close(fd)
     except OSError as error:
         if error.errno not in _NO_FSYNC:
-            raise Storage(f'{os.fspath(target)!r} is written and whole, but its directory could '
-                          f'not be flushed ({error.strerror}): it may be missing after a power '
-                          'cut; save again.') from error
+            raise Storage(f'The file {os.fspath(target)!r} is written and whole, but its directory '
+                          f'could not be flushed ({error.strerror}): it may be missing after a '
+                          'power cut; save again.') from error
 
 
 def exists_error(path: Path) -> NameExists:
     """Return the refusal for a name that is taken."""
-    return NameExists(f'{os.fspath(path)!r} exists already; drop it, choose another name or ask '
-                      'for overwriting.')
+    return NameExists(f'The file {os.fspath(path)!r} exists already; drop it, choose another name '
+                      'or ask for overwriting.')
 
 
 @contextmanager

@@ -72,7 +72,11 @@ def _padding(manifest: Manifest, fixed: torch.Tensor) -> torch.Tensor | None:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1).view(torch.uint8)
+    """Return the bytes of a tensor, as a view where that is possible."""
+    flat = tensor.reshape(-1)
+    if flat.stride(0) != 1:
+        flat = flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8)
 
 
 def _hasher(nbytes: int) -> blake3:
@@ -223,7 +227,8 @@ def _opened(path: str | os.PathLike) -> Iterator[tuple[int, int]]:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             kind = 'a directory' if stat.S_ISDIR(info.st_mode) else 'no regular file'
-            raise Corrupt(f'{os.fspath(path)!r} is {kind}, hence no capsule; move it away.')
+            raise Corrupt(f'The path {os.fspath(path)!r} is {kind}, hence no capsule; move it '
+                          'away.')
         yield fd, info.st_size
     except FileNotFoundError as error:
         raise UnknownCapsule(f'There is no capsule file {os.fspath(path)!r}; list the capsules '
@@ -231,7 +236,7 @@ def _opened(path: str | os.PathLike) -> Iterator[tuple[int, int]]:
     except ValueError as error:
         if fd >= 0:
             raise
-        raise UnknownCapsule(f'{ascii(os.fspath(path))} can be no file name.') from error
+        raise UnknownCapsule(f'The path {ascii(os.fspath(path))} can be no file name.') from error
     except OSError as error:
         raise storage_error(error, 'Reading', path) from error
     finally:

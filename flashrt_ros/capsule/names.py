@@ -29,4 +29,4 @@ def check_name(name: object, what: str = 'capsule') -> str:
     if len(shown) > 60:
         length = f' ({len(name)} characters)' if isinstance(name, str) else ''
         shown = f'{shown[:40]}...{length}'
-    raise InvalidName(f'{shown} cannot be the name of a {what}: a name is {RULE}.')
+    raise InvalidName(f'The text {shown} cannot be the name of a {what}: a name is {RULE}.')
