@@ -237,15 +237,15 @@ class Session:
             publish((token,), text)
 
         self._drop_above(start)
-        sampling.write(arena, settings, counter)
+        self._ring(start)  # the boundary as it was: the settings below belong to this generation
         self._host, self._sampled = replace(host, turn='assistant_open'), 0
         self._sampler = (settings.temperature, settings.top_k, settings.top_p, settings.seed,
                          counter)
         if host.held:
             texts.append(matcher.push(host.held)[0])
-        self._ring(start)
         try:
             with self._lineage.guard():
+                sampling.write(arena, settings, counter)
                 while not finish:
                     if len(ids) >= max_tokens or arena.position >= arena.capacity:
                         finish.append(FinishReason.LENGTH)
