@@ -35,9 +35,12 @@ DOMAIN = ROS_DOMAIN_ID=$${ROS_DOMAIN_ID:-$$(( $$$$ % 100 + 1 ))}
 ifeq ($(SYSTEM_ROS),system)
 ENTER := . $(ABS)/share/flashrt_ros/local_setup.bash;
 SITE := --system-site-packages
+# A torch that fits the board stays: a Jetson brings its own.
+TORCH := $(shell $(PYTHON) -c 'import torch' >/dev/null 2>&1 || echo -r requirements/torch.txt)
 else
 ENTER := export AMENT_PREFIX_PATH=$(ABS);
 SITE :=
+TORCH := -r requirements/torch.txt
 endif
 
 .PHONY: help setup build sync demo test verify bench lint lock wheel clean distclean
@@ -75,9 +78,7 @@ lint: setup  ## ruff and mypy
 	$(VENV)/bin/mypy
 
 lock: setup  ## write the versions of .venv to requirements/constraints.txt
-	@{ echo '# What was tested together. Written by `make lock`; torch is pinned, see docs/packaging.md.'; \
-	  $(PY) -m pip list --format=freeze 2>/dev/null | grep -vE '^(flashrt|pip=|[a-z0-9]+(_[a-z0-9]+)*_(msgs|interfaces|srvs|test|[a-z]+)=)' \
-	  | sed 's/+[a-z0-9.]*$$//' | sort -f; } > requirements/constraints.txt
+	@$(PY) scripts/lock.py > $(VENV)/constraints.txt && mv $(VENV)/constraints.txt requirements/
 
 wheel: $(S)/tools  ## build the wheel into dist/
 	@$(STEP) $(LOG)/wheel.log 'building the wheel' \
@@ -131,6 +132,6 @@ endif
 $(S)/libraries: $(S)/tools requirements/constraints.txt requirements/runtime.txt \
                 requirements/torch.txt requirements/behaviours.txt requirements/dev.txt
 	@$(STEP) $(LOG)/libraries.log '[3/5] installing torch, tokenizers and the test tools' \
-	  $(PIP) -r requirements/torch.txt -r requirements/runtime.txt -r requirements/behaviours.txt \
+	  $(PIP) $(TORCH) -r requirements/runtime.txt -r requirements/behaviours.txt \
 	  -r requirements/dev.txt
 	@touch $@

@@ -48,14 +48,13 @@ def distribution(prefix: pathlib.Path) -> str:
 
 def refuse_system_ros() -> None:
     """Stop where the wheel would be installed beside a ROS 2 that is no wheel."""
-    ours = ros_prefix()
     for folder in filter(None, os.environ.get('AMENT_PREFIX_PATH', '').split(os.pathsep)):
-        if (pathlib.Path(folder) / 'share' / 'rclpy').is_dir() and (
-                ours is None or not ours.samefile(folder)) and not list(
-                    pathlib.Path(folder).glob('lib/python3*/site-packages/ros_wheels_bootstrapper')):
+        prefix = pathlib.Path(folder)
+        from_wheels = any(prefix.glob('lib/python3*/site-packages/ros_wheels_bootstrapper'))
+        if (prefix / 'share' / 'rclpy').is_dir() and not from_wheels:
             sys.exit(
-                f'A ROS 2 is sourced in this shell ({folder}), and a wheel of {NAME} would not find '
-                'its type support beside it. Build with `colcon build`, or with `make`.')
+                f'A ROS 2 is sourced in this shell ({folder}), and a wheel of {NAME} would not '
+                'find its type support beside it. Build with `colcon build`, or with `make`.')
 
 
 class BuildInterfaces(build_ext):
@@ -66,7 +65,7 @@ class BuildInterfaces(build_ext):
         prefix = ros_prefix()
         if prefix is None:
             sys.exit(
-                f'{NAME} needs a ROS 2 to build its interfaces on. Without a ROS 2 on this machine: '
+                f'{NAME} needs a ROS 2 to build its interfaces on. Without one on this machine run '
                 '`pip install .` with build isolation, or first '
                 '`pip install -r requirements/ros.txt -r requirements/ros-build.txt`.')
         tag = f'{distribution(prefix)}-{sys.implementation.cache_tag}'
@@ -86,7 +85,7 @@ class BuildInterfaces(build_ext):
         if cache.is_file() and f'ament_cmake_DIR:PATH={prefix}/' not in cache.read_text():
             shutil.rmtree(build)  # built on another prefix, such as a former isolated build
         configure = ['cmake', '-S', str(ROOT), '-B', str(build), f'-DCMAKE_INSTALL_PREFIX={stage}',
-                     '-DCMAKE_BUILD_TYPE=Release', '-DBUILD_TESTING=OFF',
+                     '-DCMAKE_BUILD_TYPE=Release', '-DBUILD_TESTING=OFF', '-DFLASHRT_UNITY=ON',
                      f'-DPython3_EXECUTABLE={sys.executable}']
         if shutil.which('ninja') and not cache.is_file():
             configure += ['-G', 'Ninja']
