@@ -1,0 +1,394 @@
+"""
+A small client of the node, for nodes, tests and tools; importing it needs no torch.
+
+Example::
+
+    client = FlashrtClient(node)
+    client.wait_until_active(timeout=30.0)
+    stream = client.generate(prompt='Bring me the cup.', max_tokens=64)
+    for token in stream:
+        print(token.text, end='')
+    answer = stream.result()
+    client.save('kitchen', persist=True)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+from typing import Any
+
+from action_msgs.msg import GoalStatus
+from builtin_interfaces.msg import Duration
+from lifecycle_msgs.msg import Transition
+from lifecycle_msgs.srv import ChangeState, GetState
+from rclpy.action import ActionClient
+from rclpy.callback_groups import CallbackGroup, ReentrantCallbackGroup
+from rclpy.executors import SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.qos import QoSProfile
+from rclpy.task import Future
+from std_srvs.srv import Trigger
+
+from flashrt_ros import srv
+from flashrt_ros.action import Generate
+from flashrt_ros.errors import BY_CODE, DeadlineExceeded, FlashrtError, Internal, NotActive
+from flashrt_ros.msg import ChatMessage, ErrorCode, Token
+
+_CODES = {getattr(ErrorCode, name): error for name, error in BY_CODE.items()}
+_SERVICES = {
+    'save_capsule': srv.SaveCapsule, 'restore_capsule': srv.RestoreCapsule,
+    'fork_capsule': srv.ForkCapsule, 'rollback': srv.Rollback,
+    'list_capsules': srv.ListCapsules, 'drop_capsule': srv.DropCapsule,
+    'pin_capsule': srv.PinCapsule, 'close_session': srv.CloseSession,
+    'reset': Trigger, 'cancel_all': Trigger, 'change_state': ChangeState, 'get_state': GetState}
+_TRANSITIONS = {
+    'configure': Transition.TRANSITION_CONFIGURE, 'activate': Transition.TRANSITION_ACTIVATE,
+    'deactivate': Transition.TRANSITION_DEACTIVATE, 'cleanup': Transition.TRANSITION_CLEANUP}
+ON_BUSY = {'default': 0, 'reject': 1, 'wait': 2, 'preempt': 3}
+
+
+def error_of(response: Any) -> FlashrtError | None:
+    """
+    Return the typed error that a response or result carries, None for success.
+
+    The error's attribute ``response`` holds what it was made from: a cancelled goal's text, say.
+    """
+    if isinstance(response, Trigger.Response):
+        if response.success:
+            return None
+        name, _, words = response.message.partition(': ')
+        error = BY_CODE.get(name, Internal)(words or response.message)
+    elif response.error_code == ErrorCode.NONE:
+        return None
+    else:
+        error = _CODES.get(response.error_code, Internal)(response.error_msg)
+    error.response = response  # type: ignore[attr-defined]
+    return error
+
+
+def to_duration(seconds: float) -> Duration:
+    """Return a duration message."""
+    whole = int(seconds)
+    return Duration(sec=whole, nanosec=min(int((seconds - whole) * 1e9), 999_999_999))
+
+
+class Stream:
+    """
+    A goal on its way: iterate for its tokens, ask for its result.
+
+    :ivar tokens: the Token messages so far; a gap in ``seq`` means that some were lost on the way,
+        the result is whole.
+    """
+
+    def __init__(self, client: FlashrtClient, goal: Generate.Goal,
+                 on_token: Callable[[Token], None] | None) -> None:
+        self._client = client
+        self._on_token = on_token
+        self._fresh: deque[Token] = deque()
+        self._arrived = threading.Event()
+        self._cancel_wanted = False
+        self.tokens: list[Token] = []
+        self.handle: Any = None
+        self.status = GoalStatus.STATUS_UNKNOWN
+        self.done: Future = Future()  # of Generate.Result
+        client.action.send_goal_async(goal, feedback_callback=self._feedback).add_done_callback(
+            self._accepted)
+
+    def __iter__(self) -> Iterator[Token]:
+        """
+        Yield Token messages as they come, until the goal has ended.
+
+        :raises NotActive: the node went away.
+        """
+        while True:
+            self._client.wait_for(
+                lambda: bool(self._fresh) or self.done.done(), None, self._arrived,
+                self._client.action.server_is_ready, 'the stream')
+            while self._fresh:
+                yield self._fresh.popleft()
+            if self.done.done() and not self._fresh:
+                return
+
+    def result(self, timeout: float | None = None, check: bool = True) -> Generate.Result:
+        """
+        Wait for the result.
+
+        :param check: raise the typed error of a code; False returns the result as it is.
+        :raises FlashrtError: by the code; DeadlineExceeded where the wait ran out.
+        """
+        self._client.wait_for(self.done.done, timeout, self._arrived,
+                              self._client.action.server_is_ready, 'the result')
+        result = self.done.result()
+        error = error_of(result)
+        if check and error is not None:
+            raise error
+        return result
+
+    def cancel(self) -> None:
+        """Ask for the cancel; `result` tells when it has happened. Also before acceptance."""
+        self._cancel_wanted = True
+        if self.handle is not None:
+            self.handle.cancel_goal_async()
+
+    def text(self) -> str:
+        """Return the text of the tokens that arrived."""
+        return ''.join(token.text for token in self.tokens)
+
+    def _feedback(self, message: Any) -> None:
+        token = message.feedback.token
+        self.tokens.append(token)
+        self._fresh.append(token)
+        self._arrived.set()
+        if self._on_token is not None:
+            self._on_token(token)
+
+    def _accepted(self, future: Future) -> None:
+        self.handle = future.result()
+        if self.handle is None or not self.handle.accepted:
+            self._finish(Generate.Result(
+                error_code=ErrorCode.GOAL_REJECTED, error_msg='The node rejected the goal.'))
+            return
+        if self._cancel_wanted:
+            self.handle.cancel_goal_async()
+        self.handle.get_result_async().add_done_callback(self._resulted)
+
+    def _resulted(self, future: Future) -> None:
+        response = future.result()
+        self.status = response.status
+        self._finish(response.result)
+
+    def _finish(self, result: Generate.Result) -> None:
+        self.done.set_result(result)
+        self._arrived.set()
+
+
+class FlashrtClient:
+    """
+    Calls the services and the action of one flashrt node.
+
+    Blocking calls work in two ways: where `node` is in an executor, that one has to spin in
+    another thread; else the client spins the node itself while it waits. Never block inside a
+    callback of a single-threaded executor: use ``call_async`` there.
+
+    :param node: any rclpy node of this process.
+    :param name: full name of the flashrt node.
+    :param timeout: seconds that a call waits for an answer where it does not say.
+    """
+
+    def __init__(self, node: Node, name: str = '/flashrt', *, timeout: float = 10.0,
+                 callback_group: CallbackGroup | None = None) -> None:
+        self.node = node
+        self.name = name.rstrip('/')
+        self.timeout = timeout
+        self._group = callback_group or ReentrantCallbackGroup()
+        self._own: SingleThreadedExecutor | None = None
+        self._clients = {
+            key: node.create_client(kind, f'{self.name}/{key}', callback_group=self._group)
+            for key, kind in _SERVICES.items()}
+        # The default depth of 10 loses text where the reader is busy for a moment.
+        self.action = ActionClient(
+            node, Generate, f'{self.name}/generate', callback_group=self._group,
+            feedback_sub_qos_profile=QoSProfile(depth=256))
+
+    def destroy(self) -> None:
+        """Destroy clients and, where there is one, the client's own executor."""
+        self.action.destroy()
+        for client in self._clients.values():
+            self.node.destroy_client(client)
+        if self._own is not None:
+            self._own.remove_node(self.node)
+            self._own.shutdown()
+            self._own = None
+
+    # -- waiting ----------------------------------------------------------------------------
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None,
+                 event: threading.Event | None = None,
+                 alive: Callable[[], bool] = lambda: True, what: str = 'the answer') -> None:
+        """
+        Block until a condition holds, spinning where nobody else does.
+
+        :param event: is set when the condition may have come true.
+        :param alive: asked now and then; False for two seconds means that the node is gone.
+        :raises DeadlineExceeded, NotActive: it did not come true.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        last_alive = time.monotonic()
+        spin = self.node.executor is None or self.node.executor is self._own
+        while not condition():
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                raise DeadlineExceeded(
+                    f'{self.name} did not send {what} within {timeout:g} s: is it running, and in '
+                    'the same ROS domain?')
+            step = 0.1 if deadline is None else min(0.1, deadline - now)
+            if spin:
+                self._spin(step)
+            elif event is not None:
+                event.wait(step)
+                event.clear()
+            else:
+                time.sleep(min(step, 0.002))
+            if alive():
+                last_alive = time.monotonic()
+            elif time.monotonic() - last_alive > 2.0:
+                raise NotActive(f'{self.name} went away before {what}: start it again.')
+
+    def _spin(self, timeout: float) -> None:
+        if self._own is None:
+            self._own = SingleThreadedExecutor(context=self.node.context)
+            self._own.add_node(self.node)
+        self._own.spin_once(timeout_sec=timeout)
+
+    def wait_until_active(self, timeout: float) -> None:
+        """
+        Block until the node serves requests.
+
+        :raises DeadlineExceeded, NotActive: it does not come up.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                if self.lifecycle(timeout=min(2.0, max(left, 0.01))) == 'active':
+                    left = max(deadline - time.monotonic(), 0.01)
+                    self.wait_for(self.action.server_is_ready, left, what='its action')
+                    return
+            except DeadlineExceeded:
+                if left <= 0:
+                    raise
+            if time.monotonic() > deadline:
+                raise NotActive(f'{self.name} was not active within {timeout:g} s: look at its '
+                                f'log, and at `ros2 lifecycle get {self.name}`.')
+            self.wait_for(_after(0.1), 1.0)
+
+    # -- calls ------------------------------------------------------------------------------
+
+    def call_async(self, service: str, request: Any) -> Future:
+        """Send a request to a service, named as in the interface; return the rclpy future."""
+        return self._clients[service].call_async(request)
+
+    def call(self, service: str, request: Any, timeout: float | None = None,
+             check: bool = True) -> Any:
+        """
+        Send a request and wait for the response.
+
+        :param check: raise the typed error of a code; False returns the response as it is.
+        :raises FlashrtError: by the code; DeadlineExceeded where no answer came.
+        """
+        timeout = self.timeout if timeout is None else timeout
+        begin = time.monotonic()
+        client = self._clients[service]
+        self.wait_for(client.service_is_ready, timeout, what=f'any sign of {service}')
+        future = client.call_async(request)
+        event = threading.Event()
+        future.add_done_callback(lambda _: event.set())
+        try:
+            self.wait_for(future.done, max(0.01, timeout - (time.monotonic() - begin)), event,
+                          what=f'the answer of {service}')
+        except FlashrtError:
+            client.remove_pending_request(future)
+            raise
+        response = future.result()
+        if check and (hasattr(response, 'error_code') or isinstance(response, Trigger.Response)):
+            error = error_of(response)
+            if error is not None:
+                raise error
+        return response
+
+    def save(self, capsule: str, session: str = '', *, timeout: float | None = None,
+             **fields: Any) -> srv.SaveCapsule.Response:
+        """Save a session; `fields` are those of SaveCapsule: overwrite, pin, persist, ..."""
+        return self.call('save_capsule', srv.SaveCapsule.Request(
+            capsule=capsule, session=session, **fields), timeout)
+
+    def restore(self, capsule: str, session: str = '', *, seed: int | None = None,
+                on_busy: str = 'default', timeout: float | None = None
+                ) -> srv.RestoreCapsule.Response:
+        """Make a capsule the state of a session."""
+        return self.call('restore_capsule', srv.RestoreCapsule.Request(
+            capsule=capsule, session=session, reseed=seed is not None, seed=seed or 0,
+            on_busy=ON_BUSY[on_busy]), timeout)
+
+    def fork(self, sessions: Sequence[str], capsule: str = '', *, source_session: str = '',
+             seeds: Sequence[int] = (), timeout: float | None = None) -> srv.ForkCapsule.Response:
+        """Start sessions from a capsule, or from the live state of a session."""
+        return self.call('fork_capsule', srv.ForkCapsule.Request(
+            capsule=capsule, source_session=source_session, sessions=list(sessions),
+            seeds=list(seeds)), timeout)
+
+    def rollback(self, *, position: int | None = None, tokens: int | None = None,
+                 turns: int | None = None, session: str = '', timeout: float | None = None,
+                 **fields: Any) -> srv.Rollback.Response:
+        """Go back: give one of position, tokens and turns."""
+        given = [(to, value) for to, value in enumerate((position, tokens, turns))
+                 if value is not None]
+        if len(given) != 1:
+            raise TypeError('rollback() takes exactly one of position, tokens and turns')
+        return self.call('rollback', srv.Rollback.Request(
+            session=session, to=given[0][0], value=given[0][1], **fields), timeout)
+
+    def list(self, session: str = '', *, timeout: float | None = None) -> list[Any]:
+        """Return the CapsuleInfo messages, sorted by name."""
+        return self.call('list_capsules', srv.ListCapsules.Request(session=session),
+                         timeout).capsules
+
+    def drop(self, capsule: str, *, timeout: float | None = None) -> srv.DropCapsule.Response:
+        """Drop a capsule and its file."""
+        return self.call('drop_capsule', srv.DropCapsule.Request(capsule=capsule), timeout)
+
+    def pin(self, capsule: str, pin: bool = True, *, timeout: float | None = None
+            ) -> srv.PinCapsule.Response:
+        """Pin a capsule, or release it."""
+        return self.call('pin_capsule', srv.PinCapsule.Request(capsule=capsule, pin=pin), timeout)
+
+    def close_session(self, session: str = '', *, timeout: float | None = None
+                      ) -> srv.CloseSession.Response:
+        """Close a session; its capsules stay."""
+        return self.call('close_session', srv.CloseSession.Request(session=session), timeout)
+
+    def reset(self, *, timeout: float | None = None) -> None:
+        """Empty the default session."""
+        self.call('reset', Trigger.Request(), timeout)
+
+    def cancel_all(self, *, timeout: float | None = None) -> None:
+        """Tell all goals to end."""
+        self.call('cancel_all', Trigger.Request(), timeout)
+
+    def lifecycle(self, *, timeout: float | None = None) -> str:
+        """Return the lifecycle state's name."""
+        return self.call('get_state', GetState.Request(), timeout).current_state.label
+
+    def change_state(self, transition: str, *, timeout: float | None = None) -> bool:
+        """Run 'configure', 'activate', 'deactivate' or 'cleanup'; return whether it succeeded."""
+        request = ChangeState.Request(transition=Transition(id=_TRANSITIONS[transition]))
+        return self.call('change_state', request, timeout).success
+
+    def generate(self, prompt: str = '', *, messages: Sequence[tuple[str, str]] = (),
+                 seed: int | None = None, on_busy: str = 'default', timeout: float = 0.0,
+                 on_token: Callable[[Token], None] | None = None, **fields: Any) -> Stream:
+        """
+        Send a goal and return its stream; `fields` are those of Generate.
+
+        :param timeout: seconds that the node gives the goal, queue included; 0: its parameter.
+        :param on_token: called for each Token message, on the thread that spins.
+        """
+        if not self.action.server_is_ready():
+            self.wait_for(self.action.server_is_ready, self.timeout, what='its action')
+        goal = Generate.Goal(
+            prompt=prompt, messages=[ChatMessage(role=role, content=content)
+                                     for role, content in messages],
+            reseed=seed is not None, seed=seed or 0, on_busy=ON_BUSY[on_busy],
+            timeout=to_duration(timeout), **fields)
+        return Stream(self, goal, on_token)
+
+
+def _after(seconds: float) -> Callable[[], bool]:
+    until = time.monotonic() + seconds
+    return lambda: time.monotonic() >= until
+
+
+__all__ = ['FlashrtClient', 'Stream', 'error_of', 'to_duration']

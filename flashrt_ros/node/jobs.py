@@ -1,0 +1,128 @@
+"""Calls of the engine on behalf of a service: they answer once, and by their deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from concurrent.futures import Future as WorkerFuture
+import threading
+import time
+from typing import Any, Generic, TYPE_CHECKING, TypeVar
+
+from rclpy.executors import Executor
+from rclpy.task import Future
+
+from flashrt_ros.errors import DeadlineExceeded, DeviceFault, FlashrtError, NotActive
+from flashrt_ros.node.alarms import Alarms
+
+if TYPE_CHECKING:
+    from flashrt_ros.engine import Engine
+    from flashrt_ros.worker import Worker
+
+T = TypeVar('T')
+
+
+class Reply(Generic[T]):
+    """
+    A future that a coroutine of the executor can await: `set` works from any thread, once.
+
+    rclpy polls what its coroutines await whenever the executor wakes, and completing a future
+    wakes nobody; so this does.
+    """
+
+    def __init__(self, executor: Executor | None) -> None:
+        self._executor = executor
+        self._future: Future = Future(executor=executor)
+        self._lock = threading.Lock()
+        self._set = False
+
+    def set(self, value: T | None = None, error: BaseException | None = None) -> bool:
+        """Answer; return whether this was the first answer."""
+        with self._lock:
+            if self._set:
+                return False
+            self._set = True
+        # Errors travel as values: rclpy prints each exception of a future that nobody fetched.
+        self._future.set_result((value, error))
+        if self._executor is not None:
+            self._executor.wake()
+        return True
+
+    async def get(self) -> T:
+        """Wait for the answer and return it, or raise what was set as its error."""
+        value, error = await self._future
+        if error is not None:
+            raise error
+        return value
+
+
+class Job(Generic[T]):
+    """
+    One function on its way through the worker.
+
+    Until its deadline it either begins or is refused with TIMEOUT, never both: what was refused
+    has no effect later. What has begun is short (a copy); if it still hangs after `grace`, the
+    caller is told DEVICE.
+    """
+
+    def __init__(self, worker: Worker, function: Callable[[Engine], T], *, at_boundary: bool,
+                 deadline: float, grace: float, alarms: Alarms, reply: Reply[T]) -> None:
+        self._function = function
+        self._grace = grace
+        self._alarms = alarms
+        self._reply = reply
+        self._lock = threading.Lock()
+        self._began = False
+        self._expired = False
+        self._alarm = alarms.at(deadline, self._expire)
+        try:
+            future = worker.call(self._run, at_boundary=at_boundary)
+        except Exception:
+            self._alarm.cancel()
+            raise
+        future.add_done_callback(self._finish)
+
+    def _run(self, engine: Engine) -> T:
+        with self._lock:
+            if self._expired:
+                raise DeadlineExceeded('The time limit passed before the request had its turn.')
+            self._began = True
+        return self._function(engine)
+
+    def _finish(self, future: WorkerFuture) -> None:
+        self._alarm.cancel()
+        try:
+            error = future.exception()
+        except CancelledError:
+            error = NotActive('The node stopped serving before the request had its turn.')
+        if error is None:
+            self._reply.set(future.result())
+        else:
+            self._reply.set(error=error)
+
+    def _expire(self) -> None:
+        with self._lock:
+            if self._began:
+                self._alarm = self._alarms.at(time.monotonic() + self._grace, self._hang)
+                return
+            self._expired = True
+        self._reply.set(error=DeadlineExceeded(
+            'The time limit passed before the request had its turn, and nothing was changed: try '
+            'again later, with a longer timeout, or cancel the running goals first.'))
+
+    def _hang(self) -> None:
+        self._reply.set(error=DeviceFault(
+            'The request began and does not end: the compute device hangs. Look at /diagnostics '
+            'and restart the node; it may still take effect.'))
+
+
+def describe(error: BaseException) -> str:
+    """Return a line for the log."""
+    if isinstance(error, FlashrtError):
+        return f'{error.code}: {error}'
+    return f'{type(error).__name__}: {error}'
+
+
+def is_fault(error: BaseException | Any) -> bool:
+    """Tell whether an error is ours, not the caller's: it belongs in the log with its trace."""
+    return not isinstance(error, FlashrtError) or error.code in ('INTERNAL', 'DEVICE')

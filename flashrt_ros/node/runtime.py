@@ -1,0 +1,103 @@
+"""What exists while the node is configured: the engine and the worker that owns it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import gc
+from typing import Any, TYPE_CHECKING
+
+from flashrt_ros.errors import Canceled, UnknownCapsule
+from flashrt_ros.node.requests import DEFAULT_SESSION
+
+if TYPE_CHECKING:
+    from rclpy.impl.rcutils_logger import RcutilsLogger
+
+    from flashrt_ros.engine import Engine, EngineConfig
+    from flashrt_ros.worker import Worker
+
+
+class Runtime:
+    """
+    Engine and worker, from `configure` to `cleanup`.
+
+    :param config: what the parameters say.
+    :param boot: name or id of the capsule that the default session starts from; '' for none.
+    :param logger: is told of progress and of what fails while freeing.
+    :param stopping: asked while loading; True abandons the load.
+    :raises FlashrtError: with nothing left behind.
+    """
+
+    def __init__(self, config: EngineConfig, boot: str, logger: RcutilsLogger,
+                 stopping: Callable[[], bool]) -> None:
+        from flashrt_ros.engine import Engine
+        from flashrt_ros.worker import Worker
+
+        def progress(line: str) -> None:
+            logger.info(line)
+            if stopping():
+                raise Canceled('The node was told to stop while it was loading.')
+
+        self._logger = logger
+        engine: Engine | None = Engine(config, progress=progress)
+        try:
+            if boot:
+                self._boot(engine, boot)
+            self.model: str = config.model
+            self.facts: dict[str, Any] = dict(engine.facts())
+            self.worker: Worker = Worker(engine)
+            self.worker.start()
+        except BaseException:
+            engine.close()
+            raise
+        self.engine: Engine | None = engine
+        # The model is as good as immortal: keep the collector from walking through it, whose
+        # pauses would be the worst tokens.
+        gc.collect()
+        gc.freeze()
+
+    def _boot(self, engine: Engine, boot: str) -> None:
+        try:
+            restored = engine.restore(DEFAULT_SESSION, boot)
+        except UnknownCapsule as error:
+            raise UnknownCapsule(
+                f'capsules.boot names {boot!r}, which is not in capsules.directory: save a capsule '
+                "of that name with persist, or set capsules.boot to ''.") from error
+        self._logger.info(
+            f'Session {DEFAULT_SESSION!r} starts from capsule {boot!r}: '
+            f'{restored.tokens_reused} tokens')
+
+    def persist_sessions(self, timeout: float) -> None:
+        """Save each session that holds tokens as ``<session>.last``, on disk. Never raises."""
+        def work(engine: Engine) -> None:
+            for session in engine.sessions():
+                if session.position > 0:
+                    try:
+                        engine.save(session.name, f'{session.name[:123]}.last', overwrite=True,
+                                    persist=True, note='saved at shutdown')
+                    except Exception as error:
+                        self._logger.error(
+                            f'Session {session.name!r} was not saved at shutdown: {error}')
+            engine.flush(timeout)
+        try:
+            self.worker.call(work).result(timeout)
+        except Exception as error:
+            self._logger.error(f'Sessions were not all saved at shutdown: {error!r}')
+
+    def close(self, timeout: float) -> bool:
+        """Stop the worker and free everything; return whether the worker ended in time."""
+        stopped = False
+        try:
+            stopped = bool(self.worker.stop(timeout))
+        except Exception as error:
+            self._logger.error(f'The worker did not stop cleanly: {error!r}')
+        engine, self.engine = self.engine, None
+        if stopped and engine is not None:
+            # Where the worker hangs, its engine is in use: leaking it is the lesser evil.
+            try:
+                engine.close()
+            except Exception as error:
+                self._logger.error(f'The engine did not close cleanly: {error!r}')
+        del engine
+        gc.unfreeze()
+        gc.collect()
+        return stopped
