@@ -20,7 +20,7 @@ import torch
 
 from flashrt_ros import sampling
 from flashrt_ros.arena import Arena, Buffer, Manifest, Role
-from flashrt_ros.errors import DeviceFault, InvalidArgument
+from flashrt_ros.errors import DeviceFault, Internal, InvalidArgument
 
 GRID = 512  # tokens; prefill appends are cut at absolute multiples of this
 TOKENS = 'tokens'
@@ -77,6 +77,11 @@ class EagerPlan:
     def __init__(self, model: Model, arena: Arena, grid: int = GRID) -> None:
         self.arena = arena
         self.grid = grid
+        for buffer in (*sampling.buffers(1), Buffer(TOKENS, Role.ROWS, torch.int32, (1,)),
+                       Buffer(MAILBOX, Role.SCRATCH, torch.int32, (1,))):
+            if buffer.name not in arena.manifest.by_name:
+                raise Internal(f'the buffer {buffer.name!r} is missing from the manifest of this '
+                               'arena; build the manifest with manifest_of()')
         self._bound = model.bind(arena)
         self._logits = arena[sampling.LOGITS]
         self._tokens = arena[TOKENS].view(-1)
