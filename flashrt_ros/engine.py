@@ -528,8 +528,8 @@ class Engine:
         begin = time.monotonic()
         if seed is not None:
             Sampling(seed=seed)
-        found = self.store.find(capsule)
         self._check_sessions([session])
+        found = self.store.find(capsule)
         if session in self._sessions:
             self._idle(self._sessions[session], 'restore')
         frozen = self.store.promote(found)
