@@ -259,17 +259,26 @@ class Engine:
             return ids, 'assistant_open', host.role
         if raw and prompt:
             at_start = host.turn == 'empty'
-            return (self.text.encode(prompt, at_start=at_start, bos=at_start), 'assistant_open',
-                    host.role)
+            return (self._known(self.text.encode(prompt, at_start=at_start, bos=at_start)),
+                    'assistant_open', host.role)
         chat = [{'role': role, 'content': content} for role, content in messages]
         if prompt:
             chat = [{'role': 'user', 'content': prompt}]
         if not chat and (not answer or host.turn in ('empty', 'assistant_open',
                                                      'assistant_ended')):
             return [], host.turn, host.role
-        ids = self.text.render(chat, answer, host.turn, host.role)
+        ids = self._known(self.text.render(chat, answer, host.turn, host.role))
         turn, role = next_turn(chat, answer, host.turn, host.role)
         return ids, turn.value, role
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """Refuse ids that the tokenizer has and the model does not."""
+        vocabulary = self.model.config.vocab_size
+        if ids and max(ids) >= vocabulary:
+            raise InvalidArgument(f'the text contains the token id {max(ids)}, and the model '
+                                  f'knows ids below {vocabulary}: its tokenizer has tokens that '
+                                  'it was not trained on. Leave that text out.')
+        return ids
 
     def append(self, session: str = DEFAULT_SESSION, *, prompt: str | None = None,
                messages: Sequence[tuple[str, str]] = (), token_ids: Sequence[int] = (),

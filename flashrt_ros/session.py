@@ -257,7 +257,7 @@ class Session:
                         self._host = replace(
                             self._host, held=matcher.state()['held'],
                             turn='assistant_ended' if token in self._eos else 'assistant_open',
-                            detokenizer=detokenizer.state() if detokenizer.pending else None)
+                            detokenizer=detokenizer.state())
                         between()
                     if failures:
                         break
@@ -277,9 +277,9 @@ class Session:
             rest += detokenizer.flush()
         if rest:
             publish((), rest)
-        pending = self._host.turn != 'assistant_ended' and detokenizer.pending
+        ended = self._host.turn == 'assistant_ended'
         self._host = replace(self.host, held='',
-                             detokenizer=detokenizer.state() if pending else None)
+                             detokenizer=None if ended else detokenizer.state())
         self._sampled = 0
 
     # -- rollback ---------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class Session:
         ended = tail.view(-1)[-1].item() in self._eos
         return HostState(
             schedule=schedule, turns=turns, turn='assistant_ended' if ended else 'assistant_open',
-            detokenizer=detokenizer.state() if detokenizer.pending and not ended else None)
+            detokenizer=None if ended else detokenizer.state())
 
     # -- kept boundaries --------------------------------------------------------------------
 
