@@ -1,0 +1,1 @@
+"""What `flashrt-ros bench` measures: in one run, alternating, medians with their spread."""

@@ -1,0 +1,88 @@
+"""What saving, restoring, forking and rolling back cost, beside a plain copy of as many bytes."""
+
+from __future__ import annotations
+
+from typing import Any, TYPE_CHECKING
+
+import torch
+
+from flashrt_ros.cli import output
+from flashrt_ros.cli.benchmarks.timing import random_ids, Samples
+
+if TYPE_CHECKING:
+    from flashrt_ros.engine import Engine
+
+WARM = 3  # rounds that are not counted
+
+
+def row(engine: Engine, position: int, repeats: int, seed: int) -> dict[str, Any]:
+    """
+    Measure one position; every verb once a round, and the plain copies between them.
+
+    A *full* restore or save finds not one row in common (the arena says that row 0 was written);
+    one in the *lineage* follows a few tokens that were generated from the same capsule.
+    """
+    from flashrt_ros.engine import GenerateRequest
+    engine.reset()
+    output.log(f'position {position}: prefill')
+    engine.append(token_ids=random_ids(engine.model.config.vocab_size, position, seed))
+    size = engine.save(name='base', overwrite=True).info.bytes
+    source = torch.ones(size, dtype=torch.uint8, device=engine.arena.device)
+    target = torch.zeros_like(source)
+    names = ('save', 'restore_full', 'restore_lineage', 'fork', 'rollback', 'memcpy')
+    samples = {name: Samples() for name in names}
+    copied: dict[str, int] = {}
+
+    def speak() -> None:
+        engine.generate(GenerateRequest(max_tokens=4, temperature=0.0))
+
+    def memcpy() -> None:
+        target.copy_(source)
+
+    def save() -> None:
+        copied['save'] = engine.save(name='full', overwrite=True).bytes_copied
+
+    def restore(kind: str) -> None:
+        copied[kind] = engine.restore(capsule='base').bytes_copied
+
+    def fork() -> None:
+        copied['fork'] = engine.fork('base', sessions=['branch']).bytes_copied
+
+    def rollback() -> None:
+        answer = engine.rollback(to='position', value=position)
+        copied['rollback'], copied['replayed'] = answer.bytes_copied, answer.tokens_replayed
+
+    for index in range(repeats + WARM):
+        def measure(name: str, work: Any, counted: bool = index >= WARM) -> None:
+            (samples[name] if counted else Samples()).time(work)
+
+        engine.arena.will_write(0)
+        measure('restore_full', lambda: restore('restore_full'))
+        measure('memcpy', memcpy)
+        speak()
+        measure('rollback', rollback)
+        speak()
+        measure('restore_lineage', lambda: restore('restore_lineage'))
+        measure('fork', fork)
+        engine.close_session('branch')
+        engine.restore(capsule='base')
+        engine.drop('full') if index else None
+        engine.arena.will_write(0)
+        measure('save', save)
+        measure('memcpy', memcpy)
+    engine.drop('full')
+    engine.drop('base')
+    return _document(position, size, samples, copied)
+
+
+def _document(position: int, size: int, samples: dict[str, Samples],
+              copied: dict[str, int]) -> dict[str, Any]:
+    document: dict[str, Any] = {'position': position, 'bytes': size}
+    document.update({f'{name}_ms': round(values.median, 4) for name, values in samples.items()})
+    memcpy = samples['memcpy'].median
+    document['full_over_memcpy'] = round(samples['restore_full'].median / memcpy, 3)
+    document['save_over_memcpy'] = round(samples['save'].median / memcpy, 3)
+    for name, values in samples.items():
+        document.update(values.document(name))
+    document['bytes_copied'] = copied
+    return document

@@ -1,0 +1,186 @@
+"""Promise 7 and the verbs on a family of capsules: immutable, fork, rollback, shared rows."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from typing import TYPE_CHECKING
+
+import torch
+
+from flashrt_ros import sampling
+from flashrt_ros.capsule.pool import Frozen, PAGE, Pool
+from flashrt_ros.cli.checks import state
+from flashrt_ros.cli.checks.base import Check, Sizes
+from flashrt_ros.errors import FlashrtError
+
+if TYPE_CHECKING:
+    from flashrt_ros.engine import Engine
+
+
+def frozen_bytes(pool: Pool, frozen: Frozen) -> state.Snapshot:
+    """Copy the bytes of a frozen boundary out of the pool: fixed block and rows."""
+    rows = torch.tensor([frozen.pages[row // PAGE] * PAGE + row % PAGE
+                         for row in range(frozen.position)], dtype=torch.int64)
+    return [pool.blocks[frozen.block].clone(),
+            *(plane[:, rows.to(plane.device)] for plane in pool.rows.planes)]
+
+
+def immutable(engine: Engine, sizes: Sizes) -> Check:
+    """Nothing that is done after a save changes a byte of the capsule."""
+    arena, pool = engine.arena, engine.lineage.pool
+    state.begin(engine, sizes, salt=13)  # 705 rows: the last page is partly filled
+    frozen, _ = engine.lineage.save()
+    want = state.snapshot(arena)
+    wrong = state.differing(want, frozen_bytes(pool, frozen))
+    engine.save(name='parent')
+    rounds = 0
+    for index in range(4):
+        state.generate(engine, 5)                    # grows into the shared last page
+        engine.save(name=f'child{index}', overwrite=True)
+        engine.rollback(to='tokens', value=3)
+        engine.append(token_ids=state.random_ids(arena, 20 + 60 * index, index))
+        engine.save(name='parent' if index == 2 else 'other', overwrite=True)
+        engine.drop(f'child{index}')
+        state.poison(arena, 'nan')
+        engine.lineage.restore(frozen)
+        wrong += state.differing(want, frozen_bytes(pool, frozen))
+        wrong += state.differing(want, state.snapshot(arena))
+        state.begin(engine, sizes, length=30 + index, salt=14)
+        engine.save(name='elsewhere', overwrite=True)
+        wrong += state.differing(want, frozen_bytes(pool, frozen))
+        rounds += 1
+        engine.lineage.restore(frozen)
+    pool.release(frozen)
+    return Check('immutable', wrong == 0, wrong, 'bytes that changed',
+                 f'{state.live_size(want)} frozen bytes read back from the pool through {rounds} '
+                 'rounds of generating, saving children, overwriting names, dropping, rolling '
+                 'back, poisoning and restoring.')
+
+
+def fork_divergent(engine: Engine, sizes: Sizes) -> Check:
+    """Branches of one capsule, run in turns, differ from each other and equal their cold runs."""
+    arena, pool, rounds = engine.arena, engine.lineage.pool, 4
+    seeds = {f'branch{i}': 11 + i // 2 for i in range(4)}
+    suffixed = {'branch1', 'branch3'}  # so no two branches agree in both seed and suffix
+    prompt = state.random_ids(arena, sizes.prompt, sizes.seed + 15)
+
+    def settle(seed: int) -> None:
+        engine.reset()
+        engine.append(token_ids=prompt)
+        sampling.write(arena, sampling.Sampling(temperature=1.0, seed=seed), 0)
+
+    def turn(branch: str, session: str, index: int) -> list[int]:
+        if index == 0 and branch in suffixed:
+            engine.append(session, token_ids=prompt[:9])
+        return state.generate(engine, 4, session, temperature=1.0)
+
+    cold = {}
+    for branch, seed in seeds.items():
+        settle(seed)
+        tokens = [token for i in range(rounds) for token in turn(branch, 'default', i)]
+        cold[branch] = tokens, state.digest(arena.live_bytes())
+
+    settle(0)
+    engine.save(name='trunk')
+    frozen, _ = engine.lineage.save()
+    before = frozen_bytes(pool, frozen)
+    engine.fork('trunk', sessions=list(seeds), seeds=list(seeds.values()))
+    found: dict[str, tuple[list[int], str]] = {branch: ([], '') for branch in seeds}
+    for index in range(rounds):
+        for branch in sorted(seeds, reverse=bool(index % 2)):
+            tokens = found[branch][0] + turn(branch, branch, index)
+            found[branch] = tokens, state.digest(arena.live_bytes())
+    equal = sum(found[branch] == cold[branch] for branch in seeds)
+    distinct = len({end for _, end in found.values()})
+    answers = len({tuple(tokens) for tokens, _ in found.values()})
+    changed = state.differing(before, frozen_bytes(pool, frozen))
+    pool.release(frozen)
+    count = len(seeds)
+    return Check(
+        'fork_divergent', equal == distinct == count and answers > 1 and changed == 0, distinct,
+        f'different end states of {count} branches',
+        f'{count} branches (two seeds, two suffixes) took {rounds} turns each, interleaved; '
+        f'{equal} of {count} equal their own run from nothing in tokens and in every live byte; '
+        f'{answers} different answers; {changed} bytes of the trunk changed.')
+
+
+def rollback(engine: Engine, sizes: Sizes) -> Check:
+    """Back by n tokens equals having stopped there, also over a grid border; then overwrite."""
+    arena, grid = engine.arena, engine.plan.grid
+    wrong = compared = replayed = 0
+    for length in (sizes.prompt, grid - 4):
+        seen: dict[int, state.Snapshot] = {}
+
+        def remember(into: dict[int, state.Snapshot] = seen) -> None:
+            into[arena.position] = state.snapshot(arena)
+
+        state.begin(engine, sizes, length=length, salt=16, tokens=0)
+        remember()
+        state.generate(engine, 9, between=remember)
+        tip = arena.position
+        engine.save(name='tip', overwrite=True)
+        for back in range(1, 9):
+            answer = engine.rollback(to='tokens', value=back)
+            replayed += answer.tokens_replayed
+            wrong += state.differing(seen[tip - back], state.snapshot(arena))
+            wrong += answer.position != tip - back
+            compared += 1
+            engine.restore(capsule='tip')
+        # Below us, but with other bytes: roll back, overwrite, pass the old position, restore.
+        engine.rollback(to='position', value=tip - 6)
+        engine.append(token_ids=state.random_ids(arena, 80, sizes.seed))
+        engine.restore(capsule='tip')
+        wrong += state.differing(seen[tip], state.snapshot(arena))
+    before, refused = state.snapshot(arena), 0
+    for to, value in (('tokens', arena.position + 1), ('position', arena.position + 1),
+                      ('turns', 1000)):
+        with contextlib.suppress(FlashrtError):
+            engine.rollback(to=to, value=value)
+            refused -= 1
+        refused += 1
+    wrong += state.differing(before, state.snapshot(arena))
+    return Check(
+        'rollback', wrong == 0 and refused == 3 and compared == 16, wrong, 'bytes that differ',
+        f'{compared} rollbacks of 1 to 8 tokens, half of them over the grid border at {grid}, '
+        f'against what stood there before ({replayed} tokens replayed in all, as the answers '
+        f'say); overwritten rows came back with an older capsule; {refused} of 3 impossible '
+        'rollbacks were refused and changed nothing.')
+
+
+def lineage(engine: Engine, sizes: Sizes) -> Check:
+    """Random sequences of verbs against full copies: shared pages never mix."""
+    arena, rng = engine.arena, random.Random(sizes.seed)
+    copies: dict[str, state.Snapshot] = {}
+    wrong = restores = 0
+    state.begin(engine, sizes, length=100, salt=17)
+    floor = arena.position
+    for index in range(sizes.operations):
+        verb = rng.choice(('append', 'append', 'generate', 'save', 'save', 'restore', 'restore',
+                           'rollback', 'drop'))
+        if verb == 'append' and arena.position < min(700, arena.capacity - 100):
+            engine.append(token_ids=state.random_ids(arena, rng.randint(1, 90), index))
+        elif verb == 'generate' and arena.position < arena.capacity - 10:
+            state.generate(engine, rng.randint(1, 3))
+        elif verb == 'save':
+            name = f'copy{rng.randrange(8)}'
+            engine.save(name=name, overwrite=True)
+            copies[name] = state.snapshot(arena)
+        elif verb == 'restore' and copies:
+            name = rng.choice(sorted(copies))
+            engine.restore(capsule=name)
+            wrong += state.differing(copies[name], state.snapshot(arena))
+            restores += 1
+        elif verb == 'rollback' and arena.position > floor:
+            engine.rollback(to='tokens', value=rng.randint(1, min(40, arena.position - floor)))
+        elif verb == 'drop' and len(copies) > 2:
+            name = rng.choice(sorted(copies))
+            engine.drop(name)
+            del copies[name]
+    for name, copy in copies.items():
+        engine.restore(capsule=name)
+        wrong += state.differing(copy, state.snapshot(arena))
+        restores += 1
+    return Check('lineage', wrong == 0 and restores > 0, wrong, 'bytes that differ',
+                 f'{sizes.operations} random appends, generations, saves, restores, rollbacks and '
+                 f'drops; all {restores} restores gave the bytes of a full copy made at the save.')

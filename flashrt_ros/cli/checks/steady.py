@@ -1,0 +1,60 @@
+"""Promise 8: addresses, pool and memory do not change over thousands of cycles."""
+
+from __future__ import annotations
+
+import gc
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+
+from flashrt_ros.cli.checks import guard, state
+from flashrt_ros.cli.checks.base import Check, Sizes
+
+if TYPE_CHECKING:
+    from flashrt_ros.engine import Engine
+
+ALLOWED = 8 << 20  # bytes of growth in all: what an allocator may keep, not what a leak costs
+
+
+def addresses(engine: Engine) -> set[int]:
+    """Return where all state lives: arena, scratch, every view, and the pool."""
+    pool = engine.lineage.pool
+    tensors = [engine.arena.storage, engine.arena.scratch, *engine.arena.views.values(),
+               pool.blocks, *pool.rows.planes]
+    return {tensor.data_ptr() for tensor in tensors}
+
+
+def steady_memory(engine: Engine, sizes: Sizes) -> Check:
+    """Restore, generate, save, over and over."""
+    process, pool = psutil.Process(), engine.lineage.pool
+    state.begin(engine, sizes, length=70, salt=23)
+    engine.save(name='start')
+
+    def cycle() -> None:
+        engine.restore(capsule='start')
+        state.generate(engine, 2)
+        engine.save(name='end', overwrite=True)
+
+    warm = max(20, sizes.cycles // 10)
+    for _ in range(warm):
+        cycle()
+    gc.collect()
+    where, free, tensors = addresses(engine), pool.free(), len(guard.reachable())
+    begun, resident, done = time.monotonic(), process.memory_info().rss, 0
+    while done < sizes.cycles and time.monotonic() - begun < sizes.seconds:
+        cycle()
+        done += 1
+    gc.collect()
+    growth = process.memory_info().rss - resident
+    moved = len(where ^ addresses(engine))
+    lost = [a - b for a, b in zip(free, pool.free(), strict=True)]
+    more = len(guard.reachable()) - tensors
+    reached = ('' if done == sizes.cycles else
+               f' (of {sizes.cycles} wanted: {sizes.seconds:g} s were over)')
+    return Check(
+        'steady_memory', growth <= ALLOWED and moved == 0 and lost == [0, 0] and more <= 0
+        and done > 0, growth, 'bytes of growth',
+        f'resident memory over {done} cycles{reached} of restore, generate 2 tokens and save, '
+        f'after {warm} to warm up; {moved} of {len(where)} addresses moved; {lost[0]} blocks and '
+        f'{lost[1]} pages were not given back; {max(more, 0)} tensors more than before.')

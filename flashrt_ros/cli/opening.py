@@ -1,0 +1,45 @@
+"""Options that several commands share, and the way from them to an engine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, TYPE_CHECKING
+
+import typer
+
+from flashrt_ros.cli import output
+
+if TYPE_CHECKING:
+    from flashrt_ros.engine import Engine
+
+ModelOption = Annotated[str, typer.Option(
+    '--model', help='embedded, random:tiny, random:qwen3.5-0.8b, a Hugging Face directory, or a '
+    'hub id that is in the local cache.')]
+DtypeOption = Annotated[str, typer.Option(
+    '--dtype', help='auto (float32 on a CPU), float32 or bfloat16.')]
+DeviceOption = Annotated[str, typer.Option('--device', help='auto, cpu or cuda.')]
+ThreadsOption = Annotated[int, typer.Option(
+    '--threads', min=0, help="Compute threads; 0 leaves torch's setting.")]
+JsonOption = Annotated[bool, typer.Option(
+    '--json', help='Print exactly one JSON document on stdout.')]
+SeedOption = Annotated[int, typer.Option('--seed', min=0, help='Seed of the random token ids.')]
+
+
+def default_directory() -> Path:
+    """Return where capsules live: ``FLASHRT_CAPSULES``, else the XDG data home."""
+    chosen = os.environ.get('FLASHRT_CAPSULES')
+    if chosen:
+        return Path(chosen).expanduser()
+    data = os.environ.get('XDG_DATA_HOME') or '~/.local/share'
+    return Path(data).expanduser() / 'flashrt_ros' / 'capsules'
+
+
+def open_engine(model: str, *, dtype: str = 'auto', device: str = 'auto', context: int = 8192,
+                pool_bytes: int = 256 << 20, directory: str = '', threads: int = 0,
+                max_sessions: int = 16) -> Engine:
+    """Load a model into an engine and say so on stderr; typed refusals pass through."""
+    from flashrt_ros.engine import Engine, EngineConfig
+    return Engine(EngineConfig(model=model, dtype=dtype, device=device, context=context,
+                               pool_bytes=pool_bytes, directory=directory, threads=threads,
+                               max_sessions=max_sessions), progress=output.log)
