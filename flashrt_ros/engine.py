@@ -23,9 +23,9 @@ from flashrt_ros.arena import Arena
 from flashrt_ros.capsule import fingerprint as fingerprints
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.capsule import Capsule, CapsuleInfo
-from flashrt_ros.capsule.lineage import Lineage
+from flashrt_ros.capsule.lineage import Lineage, runs
 from flashrt_ros.capsule.names import check_name
-from flashrt_ros.capsule.pool import Frozen, Pool
+from flashrt_ros.capsule.pool import Frozen, Pool, pages_for
 from flashrt_ros.capsule.store import Store
 from flashrt_ros.capsule.tiers import DiskTier
 from flashrt_ros.control import Control, FinishReason
@@ -515,10 +515,10 @@ class Engine:
                 f'more than the grid of {grid}: the position lies in generated or later text. '
                 'Save aligned right after the prompt, or without align.')
         rows = self.lineage.pool.rows.view(TOKENS)
-        ids = [int(rows[page * 64 + row].item()) for page, row in
-               (divmod(i, 64) for i in range(kept.position, full.position))
-               for page in (full.pages[page],)]
-        frozen = Frozen(kept.position, kept.block, full.pages[:kept.position // 64])
+        ids: list[int] = []
+        for _, place, count in runs(full.pages, 0, full.position, kept.position):
+            ids += rows[place:place + count].view(-1).tolist()
+        frozen = Frozen(kept.position, kept.block, full.pages[:pages_for(kept.position)])
         self.lineage.pool.hold(frozen)
         self.lineage.pool.release(full)
         return frozen, replace(host, schedule=host.schedule.cut(kept.position),

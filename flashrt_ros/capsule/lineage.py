@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 
 from flashrt_ros.arena import Arena
-from flashrt_ros.capsule.pool import PAGE, Frozen, Pool, pages_for
+from flashrt_ros.capsule.pool import PAGE, Frozen, Pages, Pool, pages_for
 
 
 class Lineage:
@@ -36,7 +37,7 @@ class Lineage:
     def __init__(self, arena: Arena, pool: Pool) -> None:
         self.arena = arena
         self.pool = pool
-        self.trail: tuple[int, ...] = ()
+        self.trail: Pages = np.empty(0, dtype=np.int64)
         self._guard = torch.zeros_like(arena.fixed)
 
     def save(self) -> tuple[Frozen, int]:
@@ -53,7 +54,7 @@ class Lineage:
         start = shared * PAGE
         for row, place, count in runs(fresh, start, position):
             copied += self.pool.rows.copy_from(arena.rows, row, place, count)
-        pages = (*self.trail[:shared], *fresh)
+        pages = np.concatenate((self.trail[:shared], fresh))
         self.pool.hold_pages(pages[:shared])  # the capsule's references; fresh ones came with one
         self._follow(pages, position)
         return Frozen(position, block, pages), copied
@@ -61,12 +62,7 @@ class Lineage:
     def restore(self, frozen: Frozen) -> int:
         """Make a frozen boundary the live one; return the bytes copied."""
         arena = self.arena
-        common = 0
-        for mine, theirs in zip(self.trail, frozen.pages, strict=False):
-            if mine != theirs:
-                break
-            common += PAGE
-        start = min(common, arena.clean, frozen.position)
+        start = min(self.common(frozen) * PAGE, arena.clean, frozen.position)
         arena.will_write(start)
         copied = 0
         try:
@@ -79,6 +75,12 @@ class Lineage:
         self._follow(frozen.pages, frozen.position)
         arena.valid = True
         return copied
+
+    def common(self, frozen: Frozen) -> int:
+        """Return how many leading pages the trail and a frozen boundary share."""
+        length = min(len(self.trail), len(frozen.pages))
+        differs = np.flatnonzero(self.trail[:length] != frozen.pages[:length])
+        return int(differs[0]) if len(differs) else length
 
     def keep(self) -> int:
         """Copy the fixed block into a pool block (a light boundary); return the block."""
@@ -109,7 +111,7 @@ class Lineage:
             self._copy_block(self.arena.fixed, self._guard)
             raise
 
-    def _follow(self, pages: tuple[int, ...], position: int) -> None:
+    def _follow(self, pages: Pages, position: int) -> None:
         """Make ``pages`` the trail, with a reference to each, and all live rows clean."""
         self.pool.hold_pages(pages)
         old, self.trail = self.trail, pages
@@ -122,19 +124,20 @@ class Lineage:
         return target.numel()
 
 
-def runs(pages: list[int] | tuple[int, ...], first: int, end: int,
-          start: int | None = None) -> Iterator[tuple[int, int, int]]:
+def runs(pages: Pages, first: int, end: int,
+         start: int | None = None) -> Iterator[tuple[int, int, int]]:
     """
     Cut rows ``[start, end)`` into spans that are contiguous in the pool.
 
     ``pages`` cover rows from ``first`` on; yields (live row, pool row, count).
     """
     row = first if start is None else start
-    while row < end:
-        index, inside = divmod(row - first, PAGE)
-        last = index
-        while last + 1 < len(pages) and pages[last + 1] == pages[last] + 1:
-            last += 1
+    if row >= end:
+        return
+    breaks = np.flatnonzero(np.diff(pages) != 1).tolist()  # the last index of each run
+    for last in (*breaks, len(pages) - 1):
         stop = min(end, first + (last + 1) * PAGE)
-        yield row, pages[index] * PAGE + inside, stop - row
-        row = stop
+        if row < stop:
+            index, inside = divmod(row - first, PAGE)
+            yield row, int(pages[index]) * PAGE + inside, stop - row
+            row = stop

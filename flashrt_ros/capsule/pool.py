@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import bisect
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from flashrt_ros.arena import Manifest, Rows
@@ -21,7 +21,10 @@ from flashrt_ros.errors import Capacity
 PAGE = 64  # rows
 
 
-@dataclass(frozen=True)
+Pages = np.ndarray  # int64 page ids; arrays, so that counting references is flat in length
+
+
+@dataclass(frozen=True, eq=False)
 class Frozen:
     """
     A frozen boundary in the pool: one fixed block and the pages that cover ``[0, position)``.
@@ -31,7 +34,10 @@ class Frozen:
 
     position: int
     block: int
-    pages: tuple[int, ...]
+    pages: Pages
+
+    def __post_init__(self) -> None:
+        self.pages.setflags(write=False)
 
 
 def pages_for(position: int) -> int:
@@ -44,12 +50,12 @@ class _Ids:
 
     def __init__(self, count: int, what: str) -> None:
         self.count = count
-        self.references = [0] * count
+        self.references = np.zeros(count, dtype=np.int64)
         self._what = what
         self._free: list[tuple[int, int]] = [(0, count)] if count else []  # sorted (start, length)
         self.available = count
 
-    def take(self, wanted: int) -> list[int]:
+    def take(self, wanted: int) -> Pages:
         if wanted > self.available:
             raise Capacity(f'the capsule pool has {self.available} of {self.count} {self._what} '
                            f'free and {wanted} are needed; drop capsules, close sessions, or '
@@ -68,24 +74,23 @@ class _Ids:
                 del self._free[index]
             else:
                 self._free[index] = (start + used, length - used)
-        for place in taken:
-            self.references[place] = 1
+        places = np.array(taken, dtype=np.int64)
+        self.references[places] = 1
         self.available -= wanted
-        return taken
+        return places
 
-    def hold(self, places: Iterable[int]) -> None:
-        for place in places:
-            if self.references[place] < 1:
-                raise AssertionError(f'{self._what} {place} is held after it was freed')
-            self.references[place] += 1
+    def hold(self, places: Pages | int) -> None:
+        if (self.references[places] < 1).any():
+            raise AssertionError(f'{self._what} {places} are held after they were freed')
+        self.references[places] += 1
 
-    def release(self, places: Iterable[int]) -> None:
-        for place in places:
-            self.references[place] -= 1
-            if self.references[place] < 0:
-                raise AssertionError(f'{self._what} {place} is released twice')
-            if self.references[place] == 0:
-                self._give_back(place)
+    def release(self, places: Pages | int) -> None:
+        self.references[places] -= 1
+        left = self.references[places]
+        if (left < 0).any():
+            raise AssertionError(f'{self._what} {places} are released twice')
+        for place in np.atleast_1d(places)[np.atleast_1d(left) == 0].tolist():
+            self._give_back(place)
 
     def _give_back(self, place: int) -> None:
         self.available += 1
@@ -131,7 +136,7 @@ class Pool:
         self._block_ids = _Ids(blocks, 'fixed blocks')
         self._page_ids = _Ids(pages, 'pages')
 
-    def take(self, pages: int, block: bool = True) -> tuple[int, list[int]]:
+    def take(self, pages: int, block: bool = True) -> tuple[int, Pages]:
         """
         Take one block (or none: -1) and ``pages`` pages, each with one reference.
 
@@ -140,7 +145,7 @@ class Pool:
         with self.lock:
             taken = self._page_ids.take(pages)
             try:
-                return (self._block_ids.take(1)[0] if block else -1), taken
+                return (int(self._block_ids.take(1)[0]) if block else -1), taken
             except Capacity:
                 self._page_ids.release(taken)
                 raise
@@ -148,22 +153,22 @@ class Pool:
     def hold(self, frozen: Frozen) -> Frozen:
         """Add one reference to the block and to each page."""
         with self.lock:
-            self._block_ids.hold([frozen.block])
+            self._block_ids.hold(frozen.block)
             self._page_ids.hold(frozen.pages)
         return frozen
 
     def release(self, frozen: Frozen) -> None:
         """Give one reference of the block and of each page back."""
         with self.lock:
-            self._block_ids.release([frozen.block])
+            self._block_ids.release(frozen.block)
             self._page_ids.release(frozen.pages)
 
-    def hold_pages(self, pages: Iterable[int]) -> None:
+    def hold_pages(self, pages: Pages) -> None:
         """Add one reference to each page."""
         with self.lock:
             self._page_ids.hold(pages)
 
-    def release_pages(self, pages: Iterable[int]) -> None:
+    def release_pages(self, pages: Pages) -> None:
         """Give one reference of each page back."""
         with self.lock:
             self._page_ids.release(pages)
@@ -171,16 +176,16 @@ class Pool:
     def hold_block(self, block: int) -> None:
         """Add one reference to a fixed block."""
         with self.lock:
-            self._block_ids.hold([block])
+            self._block_ids.hold(block)
 
     def release_block(self, block: int) -> None:
         """Give one reference of a fixed block back."""
         with self.lock:
-            self._block_ids.release([block])
+            self._block_ids.release(block)
 
-    def page_references(self, pages: Iterable[int]) -> list[int]:
+    def page_references(self, pages: Pages) -> np.ndarray:
         """Reference counts of pages."""
-        return [self._page_ids.references[page] for page in pages]
+        return self._page_ids.references[pages]
 
     def free(self) -> tuple[int, int]:
         """Return free blocks and free pages."""

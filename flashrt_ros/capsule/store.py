@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+import numpy as np
+
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.capsule import Capsule, CapsuleInfo
 from flashrt_ros.capsule.codec import Header, Image
@@ -111,11 +113,11 @@ class Store:
         """Return what is told about a capsule."""
         manifest, exclusive = self.pool.manifest, 0
         if capsule.frozen is not None:
-            pages, trail = capsule.frozen.pages, set(self.lineage.trail)
-            alone = sum(1 for page, count in zip(pages, self.pool.page_references(pages),
-                                                 strict=True)
-                        if count == 1 + (page in trail))  # the live trail frees by itself
-            exclusive = manifest.fixed_bytes + alone * PAGE * manifest.row_bytes
+            # The live trail shares a prefix and frees by itself: its references do not count.
+            counts = self.pool.page_references(capsule.frozen.pages)
+            shared = self.lineage.common(capsule.frozen)
+            alone = np.count_nonzero(counts[:shared] == 2) + np.count_nonzero(counts[shared:] == 1)
+            exclusive = manifest.fixed_bytes + int(alone) * PAGE * manifest.row_bytes
         tiers = (('device',) if capsule.frozen is not None else ()) + (
             ('disk',) if capsule.on_disk else ())
         return CapsuleInfo(
@@ -203,7 +205,7 @@ class Store:
             target = self.pool.rows.view(name)
             for start, place, count in runs(pages, 0, position):
                 target[place:place + count].copy_(rows[start:start + count])
-        return Frozen(position, block, tuple(pages))
+        return Frozen(position, block, pages)
 
     # -- disk ---------------------------------------------------------------------------------
 
