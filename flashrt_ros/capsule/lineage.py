@@ -113,9 +113,10 @@ class Lineage:
 
     def _follow(self, pages: Pages, position: int) -> None:
         """Make ``pages`` the trail, with a reference to each, and all live rows clean."""
-        self.pool.hold_pages(pages)
-        old, self.trail = self.trail, pages
-        self.pool.release_pages(old)
+        if pages is not self.trail:
+            self.pool.hold_pages(pages)
+            old, self.trail = self.trail, pages
+            self.pool.release_pages(old)
         self.arena.clean = position
 
     @staticmethod
