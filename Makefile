@@ -33,7 +33,7 @@ export ROS_AUTOMATIC_DISCOVERY_RANGE := LOCALHOST
 DOMAIN = ROS_DOMAIN_ID=$${ROS_DOMAIN_ID:-$$(( $$$$ % 100 + 1 ))}
 
 ifeq ($(SYSTEM_ROS),system)
-ENTER := . $(ABS)/share/flashrt_ros/local_setup.bash;
+ENTER := set +u; . $(ABS)/share/flashrt_ros/local_setup.bash; set -u;
 SITE := --system-site-packages
 # A torch that fits the board stays: a Jetson brings its own.
 TORCH := $(shell $(PYTHON) -c 'import torch' >/dev/null 2>&1 || echo -r requirements/torch.txt)
