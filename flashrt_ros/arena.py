@@ -18,10 +18,10 @@ layer is.
 
 from __future__ import annotations
 
-import enum
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+import enum
+import re
 
 import torch
 

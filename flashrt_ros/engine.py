@@ -9,12 +9,12 @@ thread where several callers share it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 import itertools
 import time
+from typing import Any, Literal
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 
@@ -24,64 +24,36 @@ from flashrt_ros.capsule import fingerprint as fingerprints
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.capsule import Capsule, CapsuleInfo
 from flashrt_ros.capsule.lineage import Lineage, runs
-from flashrt_ros.capsule.names import check_name
-from flashrt_ros.capsule.pool import Frozen, Pool, pages_for
+from flashrt_ros.capsule.pool import Frozen, pages_for, Pool
 from flashrt_ros.capsule.store import Store
 from flashrt_ros.capsule.tiers import DiskTier
+from flashrt_ros.config import check_memory, choose_device, EngineConfig
 from flashrt_ros.control import Control, FinishReason
-from flashrt_ros.errors import (Busy, Canceled, Capacity, DeadlineExceeded, DeviceFault,
-                                FlashrtError, InvalidArgument, Preempted, UnknownSession)
+from flashrt_ros.errors import Busy, Canceled, DeadlineExceeded, InvalidArgument, Preempted
 from flashrt_ros.models import load_model
-from flashrt_ros.plan import TOKENS, EagerPlan, manifest_of
-from flashrt_ros.results import (AppendResult, ForkResult, GenerateRequest, Generation,
-                                 RestoreResult, RollbackResult, SaveResult, SessionInfo)
+from flashrt_ros.plan import EagerPlan, manifest_of, TOKENS
+from flashrt_ros.prompting import Prompting, Turn
+from flashrt_ros.results import (
+    AppendResult,
+    ForkResult,
+    GenerateRequest,
+    Generation,
+    RestoreResult,
+    RollbackResult,
+    SaveResult,
+    SessionInfo,
+    Stopwatch,
+)
 from flashrt_ros.sampling import Sampling
-from flashrt_ros.session import Piece, Session
-from flashrt_ros.text import Text, next_turn
+from flashrt_ros.session import check_room, Piece, Session
+from flashrt_ros.sessions import DEFAULT_SESSION, Sessions
+from flashrt_ros.text import StopMatcher, Text
 
 __all__ = ['AppendResult', 'CapsuleInfo', 'Control', 'Engine', 'EngineConfig', 'FinishReason',
            'ForkResult', 'GenerateRequest', 'Generation', 'Piece', 'RestoreResult',
            'RollbackResult', 'Sampling', 'SaveResult', 'SessionInfo']
 
-DEFAULT_SESSION = 'default'
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """
-    What an engine is built from.
-
-    :param model: ``embedded``, a Hugging Face directory, a hub id in the local cache, or
-        ``random:<preset>``.
-    :param dtype: ``auto`` is float32 on a CPU.
-    :param context: tokens the arena holds.
-    :param pool_bytes: budget of the capsule pool (device tier).
-    :param directory: of the disk tier; empty for none.
-    :param disk_bytes: budget of the disk tier; 0 for no limit.
-    :param sampling: settings of a fresh session.
-    :param max_tokens: default length of a generation.
-    :param threads: of the CPU; 0 leaves torch's choice.
-    """
-
-    model: str = 'embedded'
-    dtype: str = 'auto'
-    device: str = 'auto'
-    context: int = 8192
-    max_sessions: int = 16
-    pool_bytes: int = 256 << 20
-    directory: str = ''
-    disk_bytes: int = 0
-    sampling: Sampling = field(default_factory=Sampling)
-    max_tokens: int = 256
-    threads: int = 0
-
-    def __post_init__(self) -> None:
-        for name, low, high in (('context', 1, 1 << 24), ('max_sessions', 1, 4096),
-                                ('pool_bytes', 1, 1 << 48), ('disk_bytes', 0, 1 << 60),
-                                ('max_tokens', 0, 1 << 24), ('threads', 0, 1024)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or not low <= value <= high:
-                raise InvalidArgument(f'{name} must lie in [{low}, {high}], not {value!r}.')
+STOPPED = (FinishReason.CANCELED, FinishReason.PREEMPTED, FinishReason.TIMEOUT)
 
 
 class Engine:
@@ -97,7 +69,7 @@ class Engine:
         tell = progress or (lambda words: None)
         begin = time.monotonic()
         self.config = config
-        device = _device(config.device)
+        device = choose_device(config.device)
         if config.threads:
             torch.set_num_threads(config.threads)
         tell(f'loading model {config.model}')
@@ -112,7 +84,7 @@ class Engine:
         self.text = Text.load(source) if source else Text.bytes_only(vocabulary)
         tell(f'allocating a context of {config.context} tokens')
         manifest = manifest_of(self.model, vocabulary)
-        _check_memory(manifest.storage_bytes(config.context) + config.pool_bytes)
+        check_memory(manifest.storage_bytes(config.context) + config.pool_bytes)
         self.arena = Arena(manifest, config.context, device)
         self.plan = EagerPlan(self.model, self.arena)
         self.lineage = Lineage(self.arena, Pool(manifest, config.pool_bytes, device))
@@ -123,23 +95,18 @@ class Engine:
         self.store = Store(self.lineage, self.fingerprint, config.context, disk)
         sampling.write(self.arena, config.sampling, 0)
         self._empty, _ = self.lineage.save()
-        self._epoch = 0
-        self._running: Session | None = None
-        self._sessions: dict[str, Session] = {}
-        self._live = self._sessions[DEFAULT_SESSION] = self._new_session(DEFAULT_SESSION)
-        self._counts = {'saves': 0, 'restores': 0, 'forks': 0, 'rollbacks': 0, 'generations': 0,
-                        'tokens_prefilled': 0, 'tokens_generated': 0, 'tokens_replayed': 0}
+        self._prompting = Prompting(self.text, vocabulary)
+        self._sessions = Sessions(
+            self.lineage, lambda: self.store.make_room(self.lineage.save), self._empty,
+            lambda name, epoch: Session(name, epoch, self.plan, self.lineage, self.text,
+                                        self.model.config.eos_token_ids, self._empty),
+            config.max_sessions)
+        self._counts = dict.fromkeys(
+            ('saves', 'restores', 'forks', 'rollbacks', 'generations', 'tokens_prefilled',
+             'tokens_generated', 'tokens_replayed'), 0)
         self.load_seconds = time.monotonic() - begin
 
     # -- sessions -----------------------------------------------------------------------------
-
-    def _next_epoch(self) -> int:
-        self._epoch = max(self._epoch + 1, time.time_ns())
-        return self._epoch
-
-    def _new_session(self, name: str) -> Session:
-        return Session(name, self._next_epoch(), self.plan, self.lineage, self.text,
-                       self.model.config.eos_token_ids, self._empty)
 
     def session(self, name: str = DEFAULT_SESSION) -> Session:
         """
@@ -147,138 +114,35 @@ class Engine:
 
         :raises InvalidName, UnknownSession: by what is wrong with the name.
         """
-        check_name(name, 'session')
-        try:
-            return self._sessions[name]
-        except KeyError:
-            raise UnknownSession(
-                f'there is no session {name!r}; restore or fork a capsule into it, or generate '
-                f'on it. There are: {", ".join(sorted(self._sessions))}.') from None
-
-    def _check_sessions(self, names: Sequence[str]) -> None:
-        for name in names:
-            check_name(name, 'session')
-        new = [name for name in dict.fromkeys(names) if name not in self._sessions]
-        if len(self._sessions) + len(new) > self.config.max_sessions:
-            raise Capacity(f'{len(self._sessions)} of {self.config.max_sessions} sessions are in '
-                           'use; close one, or configure a larger sessions.max.')
-
-    def _obtain(self, name: str) -> Session:
-        """Return a session, created parked at the empty boundary on first use."""
-        session = self._sessions.get(name)
-        if session is None:
-            self._check_sessions([name])
-            session = self._sessions[name] = self._new_session(name)
-            session.frozen = self.lineage.pool.hold(self._empty)
-        return session
-
-    def _activate(self, session: Session) -> int:
-        """Make a session live, parking the one that is; return the bytes copied."""
-        if session is self._live:
-            return 0
-        if self._running is not None:
-            raise Busy(f'session {self._running.name!r} is generating, so {session.name!r} cannot '
-                       'become live now; wait for the end or cancel it.')
-        copied = self._park_live()
-        assert session.frozen is not None
-        copied += self.lineage.restore(session.frozen)
-        self.lineage.pool.release(session.frozen)
-        session.frozen, self._live = None, session
-        if session.reseed is not None:
-            self._reseed(session.reseed)
-            session.reseed = None
-        return copied
-
-    def _park_live(self) -> int:
-        if self._live is None or not self.arena.valid:
-            return 0
-        self._live.frozen, copied = self.store.make_room(self.lineage.save)
-        return copied
-
-    def _reseed(self, seed: int) -> None:
-        settings, _ = sampling.read(self.arena)
-        sampling.write(self.arena, replace(settings, seed=seed), 0)
-
-    def _idle(self, session: Session, what: str) -> None:
-        if session is self._running:
-            raise Busy(f'session {session.name!r} is generating; {what} when it has ended, or '
-                       'cancel it first.')
+        return self._sessions.get(name)
 
     def sessions(self) -> list[SessionInfo]:
         """List all sessions by name."""
-        return [SessionInfo(s.name, s.position, self.arena.capacity, s.epoch,
-                            s is self._running, s is self._live)
-                for _, s in sorted(self._sessions.items())]
+        return self._sessions.infos()
 
     def close_session(self, session: str) -> int:
         """
         Forget a session; the default one becomes empty instead. Return pool bytes freed.
 
-        :raises Busy: while it generates.
+        :raises UnknownSession, Busy: nothing has changed then.
         """
-        target = self.session(session)
-        self._idle(target, 'close it')
         before = self.lineage.pool.used_bytes
-        if session == DEFAULT_SESSION:
-            self.reset(session)
-            return max(0, before - self.lineage.pool.used_bytes)
-        if target is self._live:
-            self._become_live(self._sessions[DEFAULT_SESSION], forget=True)
-        elif target.frozen is not None:
-            self.lineage.pool.release(target.frozen)
-        target.forget_kept()
-        del self._sessions[session]
+        self._sessions.close(session)
         return max(0, before - self.lineage.pool.used_bytes)
 
-    def _become_live(self, session: Session, forget: bool) -> None:
-        """Make a parked session live without parking the present one."""
-        if forget and session is not self._live:
-            assert session.frozen is not None
-            self.lineage.restore(session.frozen)
-            self.lineage.pool.release(session.frozen)
-            session.frozen, self._live = None, session
+    def reset(self, session: str = DEFAULT_SESSION) -> RestoreResult:
+        """
+        Make a session the empty boundary, with the configured sampler settings.
 
-    # -- append and generate --------------------------------------------------------------------
+        :raises Busy, UnknownSession: nothing has changed then.
+        """
+        begin = time.monotonic()
+        target = self._sessions.get(session)
+        self._sessions.check_idle(target, 'reset it')
+        copied = self._sessions.assign(target, self._empty, HostState(), '', None)
+        return RestoreResult(None, target.epoch, 0, copied, time.monotonic() - begin)
 
-    def _source(self, host: HostState, *, prompt: str | None, messages: Sequence,
-                token_ids: Sequence[int], raw: bool, answer: bool
-                ) -> tuple[list[int], str, str | None]:
-        """Turn a source into ids and the turn state and role after them; changes nothing."""
-        given = [name for name, value in (('prompt', prompt is not None and prompt != ''),
-                                          ('messages', len(messages) > 0),
-                                          ('token_ids', len(token_ids) > 0)) if value]
-        if len(given) > 1:
-            raise InvalidArgument(f'give one of prompt, messages and token_ids, not '
-                                  f'{" and ".join(given)} together.')
-        if token_ids:
-            vocabulary = self.model.config.vocab_size
-            ids = [int(token) for token in token_ids]
-            bad = next((token for token in ids if not 0 <= token < vocabulary), None)
-            if bad is not None:
-                raise InvalidArgument(f'token id {bad} is outside [0, {vocabulary}).')
-            return ids, 'assistant_open', host.role
-        if raw and prompt:
-            at_start = host.turn == 'empty'
-            return (self._known(self.text.encode(prompt, at_start=at_start, bos=at_start)),
-                    'assistant_open', host.role)
-        chat = [{'role': role, 'content': content} for role, content in messages]
-        if prompt:
-            chat = [{'role': 'user', 'content': prompt}]
-        if not chat and (not answer or host.turn in ('empty', 'assistant_open',
-                                                     'assistant_ended')):
-            return [], host.turn, host.role
-        ids = self._known(self.text.render(chat, answer, host.turn, host.role))
-        turn, role = next_turn(chat, answer, host.turn, host.role)
-        return ids, turn.value, role
-
-    def _known(self, ids: list[int]) -> list[int]:
-        """Refuse ids that the tokenizer has and the model does not."""
-        vocabulary = self.model.config.vocab_size
-        if ids and max(ids) >= vocabulary:
-            raise InvalidArgument(f'the text contains the token id {max(ids)}, and the model '
-                                  f'knows ids below {vocabulary}: its tokenizer has tokens that '
-                                  'it was not trained on. Leave that text out.')
-        return ids
+    # -- append and generate ------------------------------------------------------------------
 
     def append(self, session: str = DEFAULT_SESSION, *, prompt: str | None = None,
                messages: Sequence[tuple[str, str]] = (), token_ids: Sequence[int] = (),
@@ -291,25 +155,18 @@ class Engine:
         :raises ContextFull, InvalidArgument, Canceled, DeadlineExceeded: nothing has changed then.
         """
         begin = time.monotonic()
-        self._check_sessions([session])
-        target = self._sessions.get(session)
-        host = target.host if target else HostState()
-        ids, turn, role = self._source(host, prompt=prompt, messages=messages,
-                                       token_ids=token_ids, raw=raw, answer=generation_prompt)
-        if target is not None:
-            self._idle(target, 'append')
-        self._room(target, host, len(ids))
-        target = self._obtain(session)
-        self._activate(target)
-        prefilled = target.append(ids, turn, role, control)
+        self._sessions.check([session])
+        target = self._sessions.find(session)
+        host, position = (target.host, target.position) if target else (HostState(), 0)
+        turn = self._prompting.turn(host, prompt=prompt, messages=messages, token_ids=token_ids,
+                                    raw=raw, answer=generation_prompt)
+        self._sessions.check_idle(target, 'append')
+        check_room(self.arena.capacity, host, position, len(turn.ids))
+        target = self._sessions.obtain(session)
+        self._sessions.activate(target)
+        prefilled = target.append(turn.ids, turn.state, turn.role, control)
         self._counts['tokens_prefilled'] += prefilled
         return AppendResult(prefilled, target.position, target.epoch, time.monotonic() - begin)
-
-    def _room(self, target: Session | None, host: HostState, count: int,
-              position: int | None = None) -> None:
-        if position is None:
-            position = target.position if target else 0
-        self._live.check_room(host, position, count)
 
     def generate(self, request: GenerateRequest, on_piece: Callable[[Piece], None] | None = None,
                  control: Control | None = None,
@@ -324,131 +181,114 @@ class Engine:
         :param between: called between steps, at a boundary; may save this session.
         :raises FlashrtError: a refusal; nothing has changed then.
         """
-        begin = time.monotonic()
+        watch = Stopwatch()
         control = control or Control()
-        self._check_sessions([request.session])
-        target = self._sessions.get(request.session)
-        if self._running is not None:
-            raise Busy(f'session {self._running.name!r} is generating; wait for its end.')
+        turn, limit, chosen = self._checked(request)
+        if control.cancelled:
+            return self._nothing(request, control.cancelled, watch)
+        target = self._sessions.obtain(request.session)
+        undo = self._undo_point(target) if request.rollback_on_cancel else None
+        try:
+            generation = self._run(request, target, turn, limit, chosen, on_piece or _ignore,
+                                   control, between or _ignore, watch)
+            stopped = generation.finish_reason in STOPPED
+            if request.save_as and not stopped:
+                info = self.save(request.session, request.save_as, overwrite=True).info
+                generation = replace(generation, info=info)
+            if stopped and undo is not None and target is self._sessions.live:
+                self.lineage.restore(undo[0])
+                target.become(undo[1], undo[2], undo[0], self._sessions.next_epoch())
+                generation = replace(generation, epoch=target.epoch, position=target.position)
+            return generation
+        finally:
+            if undo is not None:
+                self.lineage.pool.release(undo[0])
+
+    def _checked(self, request: GenerateRequest) -> tuple[Turn, int, dict]:
+        """Refuse all that can be refused before anything changes."""
+        self._sessions.check([request.session])
+        if self._sessions.running is not None:
+            raise Busy(f'session {self._sessions.running.name!r} is generating; wait for its '
+                       'end.')
         if request.save_as:
             self.store.check_free(request.save_as, overwrite=True)
         limit = self.config.max_tokens if request.max_tokens == -1 else request.max_tokens
         if limit < 0:
             raise InvalidArgument('max_tokens must be -1 (the configured default), 0 (prefill '
                                   f'only) or a positive count, not {request.max_tokens}.')
-        chosen = self._settings(request)
-        capsule = self.store.find(request.capsule) if request.capsule else None
-        host = capsule.host if capsule else target.host if target else HostState()
-        position = capsule.position if capsule else target.position if target else 0
-        ids, turn, role = self._source(host, prompt=request.prompt, messages=request.messages,
-                                       token_ids=request.token_ids, raw=request.raw,
-                                       answer=limit > 0)
-        if limit and not (position or host.tail or ids):
-            raise InvalidArgument('nothing is folded yet and the request brings nothing: send a '
-                                  'prompt, messages or token_ids, or name a capsule.')
-        self._room(target, host, len(ids) + (1 if limit else 0), position)
-        Session.check_stop(request.stop)
-        if control.cancelled:
-            return self._nothing(request, control.cancelled, begin)
-
-        target = self._obtain(request.session)
-        undo = self._undo_point(target) if request.rollback_on_cancel else None
-        try:
-            return self._generate(request, target, ids, turn, role, limit, chosen, on_piece,
-                                  control, between, begin, undo)
-        finally:
-            if undo is not None:
-                self.lineage.pool.release(undo[0])
-
-    def _generate(self, request: GenerateRequest, target: Session, ids: list[int], turn: str,
-                  role: str | None, limit: int, chosen: dict, on_piece: Callable | None,
-                  control: Control, between: Callable | None, begin: float,
-                  undo: tuple[Frozen, HostState, str] | None) -> Generation:
-        reused = 0
-        if request.capsule:
-            reused = self.restore(request.session, request.capsule).tokens_reused
-        else:
-            self._activate(target)
-            reused = target.position
-        first: list[float] = []
-
-        def listen(piece: Piece) -> None:
-            if piece.token_ids and not first:
-                first.append(time.monotonic())
-            if on_piece is not None:
-                on_piece(piece)
-
-        self._running = target
-        try:
-            prefilled = target.append(ids, turn, role, control) if ids or limit else 0
-            self._counts['tokens_prefilled'] += prefilled
-            settings, counter = sampling.read(self.arena)
-            settings = replace(settings, **chosen)
-            if request.seed is not None:
-                counter = 0
-            answer = target.generate(
-                max_tokens=limit, stop=request.stop, settings=settings, counter=counter,
-                on_piece=listen, control=control, between=between or (lambda: None)
-            ) if limit else None
-        except (Canceled, Preempted, DeadlineExceeded):
-            reason = control.cancelled or FinishReason.CANCELED
-            return self._put_back(target, undo, self._nothing(request, reason, begin))
-        finally:
-            self._running = None
-        end = time.monotonic()
-        tokens = answer.token_ids if answer else ()
-        self._counts['generations'] += 1
-        self._counts['tokens_generated'] += len(tokens)
-        info = None
-        finish = answer.finish_reason if answer else FinishReason.LENGTH
-        stopped = finish in (FinishReason.CANCELED, FinishReason.PREEMPTED, FinishReason.TIMEOUT)
-        if request.save_as and not stopped:
-            info = self.save(request.session, request.save_as, overwrite=True).info
-        spent = end - first[0] if first else 0.0
-        generation = Generation(
-            session=target.name, finish_reason=finish, text=answer.text if answer else '',
-            token_ids=tokens, prompt_tokens=len(ids), tokens_reused=reused,
-            tokens_prefilled=prefilled, completion_tokens=len(tokens),
-            time_to_first_token=first[0] - begin if first else end - begin,
-            tokens_per_second=(len(tokens) - 1) / spent if len(tokens) > 1 and spent > 0 else 0.0,
-            epoch=target.epoch, position=target.position, info=info)
-        return self._put_back(target, undo, generation) if stopped else generation
-
-    def _undo_point(self, target: Session) -> tuple[Frozen, HostState, str]:
-        if target is self._live:
-            frozen, _ = self.store.make_room(self.lineage.save)
-        else:
-            frozen = self.lineage.pool.hold(target.frozen)
-        return frozen, target.host, target.parent_id
-
-    def _put_back(self, target: Session, undo: tuple[Frozen, HostState, str] | None,
-                  generation: Generation) -> Generation:
-        """Put the session where it was before the request, if the request asked for that."""
-        if undo is None or target is not self._live:
-            return generation
-        frozen, host, parent = undo
-        self.lineage.restore(frozen)
-        target.become(host, parent, frozen, self._next_epoch())
-        return replace(generation, epoch=target.epoch, position=target.position)
-
-    def _nothing(self, request: GenerateRequest, reason: FinishReason,
-                 begin: float) -> Generation:
-        session = self._sessions.get(request.session)
-        return Generation(
-            session=request.session, finish_reason=reason, text='', token_ids=(), prompt_tokens=0,
-            tokens_reused=0, tokens_prefilled=0, completion_tokens=0,
-            time_to_first_token=time.monotonic() - begin, tokens_per_second=0.0,
-            epoch=session.epoch if session else 0, position=session.position if session else 0)
-
-    @staticmethod
-    def _settings(request: GenerateRequest) -> dict:
-        chosen = {name: value for name, value in (
+        chosen: dict[str, Any] = {name: value for name, value in (
             ('temperature', request.temperature), ('top_p', request.top_p),
             ('top_k', request.top_k), ('seed', request.seed)) if value is not None}
         Sampling(**chosen)  # refuses what is out of range
-        return chosen
+        StopMatcher(request.stop)
+        if request.capsule:
+            origin: Capsule | Session | None = self.store.find(request.capsule)
+        else:
+            origin = self._sessions.find(request.session)
+        host, position = (origin.host, origin.position) if origin else (HostState(), 0)
+        turn = self._prompting.turn(host, prompt=request.prompt, messages=request.messages,
+                                    token_ids=request.token_ids, raw=request.raw,
+                                    answer=limit > 0)
+        if limit and not (position or host.tail or turn.ids):
+            raise InvalidArgument('nothing is folded yet and the request brings nothing: send a '
+                                  'prompt, messages or token_ids, or name a capsule.')
+        check_room(self.arena.capacity, host, position, len(turn.ids) + (1 if limit else 0))
+        return turn, limit, chosen
 
-    # -- capsules -------------------------------------------------------------------------------
+    def _run(self, request: GenerateRequest, target: Session, turn: Turn, limit: int,
+             chosen: dict, on_piece: Callable[[Piece], None], control: Control,
+             between: Callable[[], None], watch: Stopwatch) -> Generation:
+        if request.capsule:
+            self.restore(request.session, request.capsule)
+        else:
+            self._sessions.activate(target)
+        reused, prefilled, answer = target.position, 0, None
+
+        def listen(piece: Piece) -> None:
+            if piece.token_ids:
+                watch.first()
+            on_piece(piece)
+
+        self._sessions.running = target
+        try:
+            if turn.ids or limit:
+                prefilled = target.append(turn.ids, turn.state, turn.role, control)
+                self._counts['tokens_prefilled'] += prefilled
+            if limit:
+                settings, counter = sampling.read(self.arena)
+                answer = target.generate(
+                    max_tokens=limit, stop=request.stop, settings=replace(settings, **chosen),
+                    counter=0 if request.seed is not None else counter, on_piece=listen,
+                    control=control, between=between)
+        except (Canceled, Preempted, DeadlineExceeded):
+            return self._nothing(request, control.cancelled or FinishReason.CANCELED, watch)
+        finally:
+            self._sessions.running = None
+        tokens = answer.token_ids if answer else ()
+        self._counts['generations'] += 1
+        self._counts['tokens_generated'] += len(tokens)
+        return Generation(
+            session=target.name,
+            finish_reason=answer.finish_reason if answer else FinishReason.LENGTH,
+            text=answer.text if answer else '', token_ids=tokens, prompt_tokens=len(turn.ids),
+            tokens_reused=reused, tokens_prefilled=prefilled, completion_tokens=len(tokens),
+            time_to_first_token=watch.to_first(), tokens_per_second=watch.rate(len(tokens)),
+            epoch=target.epoch, position=target.position)
+
+    def _undo_point(self, target: Session) -> tuple[Frozen, HostState, str]:
+        return self._sessions.freeze(target)[0], target.host, target.parent_id
+
+    def _nothing(self, request: GenerateRequest, reason: FinishReason,
+                 watch: Stopwatch) -> Generation:
+        """Answer of a request that was stopped before its first token."""
+        session = self._sessions.find(request.session)
+        return Generation(
+            session=request.session, finish_reason=reason, text='', token_ids=(), prompt_tokens=0,
+            tokens_reused=0, tokens_prefilled=0, completion_tokens=0,
+            time_to_first_token=watch.to_first(), tokens_per_second=0.0,
+            epoch=session.epoch if session else 0, position=session.position if session else 0)
+
+    # -- capsules -----------------------------------------------------------------------------
 
     def save(self, session: str = DEFAULT_SESSION, name: str = '', *, overwrite: bool = False,
              pin: bool = False, persist: bool = False, align: bool = False,
@@ -462,7 +302,7 @@ class Engine:
         :raises NameExists, InvalidName, Capacity, InvalidArgument: nothing has changed then.
         """
         begin = time.monotonic()
-        target = self.session(session)
+        target = self._sessions.get(session)
         identity = uuid.uuid4().hex
         name = name or f'capsule-{identity[:8]}'
         self.store.check_free(name, overwrite)
@@ -474,10 +314,9 @@ class Engine:
         if align:
             frozen, host, copied = self._freeze_aligned(target)
         else:
-            frozen, copied = self._freeze(target)
-            host = target.host
+            (frozen, copied), host = self._sessions.freeze(target), target.host
         capsule = Capsule(identity, name, target.parent_id, session, frozen.position,
-                          bool(align or host.tail), time.time(), note, host, frozen, pin)
+                          align or bool(host.tail), time.time(), note, host, frozen, pin)
         self.store.put(capsule, overwrite)
         if not align:
             target.parent_id = identity
@@ -486,41 +325,32 @@ class Engine:
         self._counts['saves'] += 1
         return SaveResult(self.store.info(capsule), copied, time.monotonic() - begin)
 
-    def _freeze(self, target: Session) -> tuple[Frozen, int]:
-        """Return the boundary of a session with one reference of its own."""
-        if target is not self._live:
-            return self.lineage.pool.hold(target.frozen), 0
-        if not self.arena.valid:
-            raise DeviceFault('the live state was invalidated by a fault and cannot be saved; '
-                              'restore a capsule or reset the session.')
-        return self.store.make_room(self.lineage.save)
-
     def _freeze_aligned(self, target: Session) -> tuple[Frozen, HostState, int]:
-        grid, host = self.plan.grid, target.host
+        """Freeze the kept grid boundary with the ids behind it (contract, promise 3)."""
+        grid, pool = self.plan.grid, self.lineage.pool
         kept = target.grid_boundary()
-        if host.tail and not kept:
-            raise InvalidArgument('this session was restored from an aligned capsule and has '
-                                  'folded nothing since; use that capsule.')
         if kept is None:
             raise InvalidArgument(
                 f'an aligned save needs a grid position (a multiple of {grid} tokens) that was '
                 'reached purely by prefill, and this session has none: its prompt is shorter, or '
                 'it was restored from a capsule behind it. Save without align.')
-        full, copied = self._freeze(target)
-        tail = full.position - kept.position
-        if tail > grid:
-            self.lineage.pool.release(full)
-            raise InvalidArgument(
-                f'the last pure grid position is {kept.position}, {tail} tokens back, which is '
-                f'more than the grid of {grid}: the position lies in generated or later text. '
-                'Save aligned right after the prompt, or without align.')
-        rows = self.lineage.pool.rows.view(TOKENS)
-        ids: list[int] = []
-        for _, place, count in runs(full.pages, 0, full.position, kept.position):
-            ids += rows[place:place + count].view(-1).tolist()
-        frozen = Frozen(kept.position, kept.block, full.pages[:pages_for(kept.position)])
-        self.lineage.pool.hold(frozen)
-        self.lineage.pool.release(full)
+        full, copied = self._sessions.freeze(target)
+        try:
+            tail = full.position - kept.position
+            if tail > grid:
+                raise InvalidArgument(
+                    f'the last pure grid position is {kept.position}, {tail} tokens back, which '
+                    f'is more than the grid of {grid}: the position lies in generated or later '
+                    'text. Save aligned right after the prompt, or without align.')
+            rows = pool.rows.view(TOKENS)
+            ids: list[int] = []
+            for _, place, count in runs(full.pages, 0, full.position, kept.position):
+                ids += rows[place:place + count].view(-1).tolist()
+            pages = full.pages[:pages_for(kept.position)]
+            frozen = pool.hold(Frozen(kept.position, kept.block, pages))
+        finally:
+            pool.release(full)
+        host = target.host
         return frozen, replace(host, schedule=host.schedule.cut(kept.position),
                                tail=(*ids, *host.tail)), copied
 
@@ -537,42 +367,17 @@ class Engine:
         begin = time.monotonic()
         if seed is not None:
             Sampling(seed=seed)
-        self._check_sessions([session])
+        self._sessions.check([session])
         found = self.store.find(capsule)
-        if session in self._sessions:
-            self._idle(self._sessions[session], 'restore')
+        self._sessions.check_idle(self._sessions.find(session), 'restore')
         frozen = self.store.promote(found)
         if found.tokens and not found.position:
             raise InvalidArgument(f'capsule {capsule!r} would reuse nothing; prefill it again.')
-        target = self._obtain(session)
-        copied = self._assign(target, frozen, found.host, found.id, seed)
+        target = self._sessions.obtain(session)
+        copied = self._sessions.assign(target, frozen, found.host, found.id, seed)
         self._counts['restores'] += 1
         return RestoreResult(self.store.info(found), target.epoch, found.position, copied,
                              time.monotonic() - begin)
-
-    def _assign(self, target: Session, frozen: Frozen, host: HostState, parent_id: str,
-                seed: int | None) -> int:
-        """Point a session at a frozen boundary and, unless another one generates, make it live."""
-        copied = 0
-        if self._running is not None:
-            self._point(target, frozen, seed)
-        else:
-            if target is not self._live:
-                copied += self._park_live()
-            copied += self.lineage.restore(frozen)
-            if target is not self._live:
-                self.lineage.pool.release(target.frozen)
-                target.frozen, self._live = None, target
-            if seed is not None:
-                self._reseed(seed)
-        target.become(host, parent_id, frozen, self._next_epoch())
-        return copied
-
-    def _point(self, target: Session, frozen: Frozen, seed: int | None) -> None:
-        self.lineage.pool.hold(frozen)
-        if target.frozen is not None:
-            self.lineage.pool.release(target.frozen)
-        target.frozen, target.reseed = frozen, seed
 
     def fork(self, capsule: str = '', *, source_session: str = '', sessions: Sequence[str],
              seeds: Sequence[int] = ()) -> ForkResult:
@@ -596,32 +401,29 @@ class Engine:
             raise InvalidArgument('fork from a capsule or from a session, not from both.')
         for seed in seeds:
             Sampling(seed=seed)
-        self._check_sessions(names)
-        source = None if capsule else self.session(source_session or DEFAULT_SESSION)
+        self._sessions.check(names)
+        source = None if capsule else self._sessions.get(source_session or DEFAULT_SESSION)
         for name in names:
             if source is not None and name == source.name:
                 raise InvalidArgument(f'branch {name!r} is the source itself; choose another '
                                       'name.')
-            if name in self._sessions:
-                self._idle(self._sessions[name], 'fork onto it')
+            self._sessions.check_idle(self._sessions.find(name), 'fork onto it')
         copied = 0
         if source is None:
             found = self.store.find(capsule)
             frozen = self.lineage.pool.hold(self.store.promote(found))
         else:
-            frozen, copied = self._freeze(source)
+            frozen, copied = self._sessions.freeze(source)
             found = Capsule(uuid.uuid4().hex, '', source.parent_id, source.name, frozen.position,
                             bool(source.host.tail), time.time(), 'implicit save of a fork',
                             source.host, frozen)
             source.parent_id = found.id
         try:
             for name, seed in itertools.zip_longest(names, seeds):
-                branch = self._obtain(name)
-                if branch is self._live:
-                    self._assign(branch, frozen, found.host, found.id, seed)
-                else:
-                    self._point(branch, frozen, seed)
-                    branch.become(found.host, found.id, frozen, self._next_epoch())
+                branch = self._sessions.obtain(name)
+                place = (self._sessions.assign if branch is self._sessions.live
+                         else self._sessions.point)
+                place(branch, frozen, found.host, found.id, seed)
             info = self.store.info(found)
         finally:
             self.lineage.pool.release(frozen)
@@ -639,48 +441,20 @@ class Engine:
         :raises InvalidArgument, UnknownSession, Busy: nothing has changed then.
         """
         begin = time.monotonic()
-        target = self.session(session)
-        self._idle(target, 'roll back')
+        target = self._sessions.get(session)
+        self._sessions.check_idle(target, 'roll back')
         if expected_epoch and expected_epoch != target.epoch:
             raise InvalidArgument(f'session {session!r} is in epoch {target.epoch}, not '
                                   f'{expected_epoch}: it was restored, reset or rolled back '
                                   'meanwhile. Read its state and decide again.')
-        position, host = target.position + len(target.host.tail), target.host
-        if value < 0:
-            raise InvalidArgument(f'the value of a rollback must not be negative: {value}.')
-        if to == 'position':
-            goal = value
-        elif to == 'tokens':
-            goal = position - value
-        elif to == 'turns':
-            if value > len(host.turns):
-                raise InvalidArgument(f'session {session!r} has {len(host.turns)} turns; '
-                                      f'{value} cannot be undone.')
-            goal = host.turns[-value][0] if value else position
-        else:
-            raise InvalidArgument(f'roll back to a position, or by tokens or turns, not {to!r}.')
-        if not 0 <= goal <= position:
-            raise InvalidArgument(f'session {session!r} has {position} tokens; {value} is beyond '
-                                  'that.')
-        copied = self._activate(target)
+        goal = target.goal(to, value)
+        copied = self._sessions.activate(target)
         replayed, moved = target.rollback(goal, max_replay, control)
-        target.epoch = self._next_epoch()
+        target.epoch = self._sessions.next_epoch()
         self._counts['rollbacks'] += 1
         self._counts['tokens_replayed'] += replayed
         return RollbackResult(target.epoch, target.position, replayed, copied + moved,
                               time.monotonic() - begin)
-
-    def reset(self, session: str = DEFAULT_SESSION) -> RestoreResult:
-        """
-        Make a session the empty boundary, with the configured sampler settings.
-
-        :raises Busy, UnknownSession: nothing has changed then.
-        """
-        begin = time.monotonic()
-        target = self.session(session)
-        self._idle(target, 'reset it')
-        copied = self._assign(target, self._empty, HostState(), '', None)
-        return RestoreResult(None, target.epoch, 0, copied, time.monotonic() - begin)
 
     # -- the store ------------------------------------------------------------------------------
 
@@ -744,21 +518,5 @@ class Engine:
         self.store.close()
 
 
-def _device(name: str) -> str:
-    if name not in ('auto', 'cpu', 'cuda'):
-        raise InvalidArgument(f'device must be auto, cpu or cuda, not {name!r}.')
-    if name == 'cuda':
-        raise DeviceFault('the CUDA plan is not part of this version yet; configure device cpu '
-                          'or auto.')
-    return 'cpu'
-
-
-def _check_memory(needed: int) -> None:
-    try:
-        import psutil
-        available = psutil.virtual_memory().available
-    except ImportError:
-        return
-    if needed > available:
-        raise Capacity(f'the context and the capsule pool need {needed} bytes and {available} are '
-                       'free; configure a smaller context.max_tokens or capsules.device_bytes.')
+def _ignore(*_: object) -> None:
+    """Do nothing: the listener of a caller that did not bring one."""

@@ -34,7 +34,7 @@ class Bound(Protocol):
         """Fold int64 ids ``[T]`` at rows ``[position, position + T)``; fp32 logits ``[vocab]``."""
 
 
-class Model(Protocol):
+class Foldable(Protocol):
     """What a plan needs of a model family."""
 
     def buffers(self) -> list[Buffer]:
@@ -44,7 +44,7 @@ class Model(Protocol):
         """Bind to the buffers of an arena."""
 
 
-def manifest_of(model: Model, vocab_size: int) -> Manifest:
+def manifest_of(model: Foldable, vocab_size: int) -> Manifest:
     """Return the closed list of state buffers of a language model, in canonical order."""
     return Manifest([
         Buffer(TOKENS, Role.ROWS, torch.int32, (1,)),
@@ -74,7 +74,7 @@ class EagerPlan:
     :raises DeviceFault: from both verbs, if the arena was marked invalid by an earlier fault.
     """
 
-    def __init__(self, model: Model, arena: Arena, grid: int = GRID) -> None:
+    def __init__(self, model: Foldable, arena: Arena, grid: int = GRID) -> None:
         self.arena = arena
         self.grid = grid
         for buffer in (*sampling.buffers(1), Buffer(TOKENS, Role.ROWS, torch.int32, (1,)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+import time
 
 from flashrt_ros.capsule.capsule import CapsuleInfo
 from flashrt_ros.control import FinishReason
@@ -121,3 +122,27 @@ class RollbackResult:
     tokens_replayed: int
     bytes_copied: int
     elapsed: float
+
+
+class Stopwatch:
+    """Times of a request on the steady clock, in seconds from its construction."""
+
+    def __init__(self) -> None:
+        self._begin = time.monotonic()
+        self._first: float | None = None
+
+    def first(self) -> None:
+        """Note the first token; later calls change nothing."""
+        if self._first is None:
+            self._first = time.monotonic()
+
+    def to_first(self) -> float:
+        """Seconds to the first token, or until now if there was none."""
+        return (self._first or time.monotonic()) - self._begin
+
+    def rate(self, count: int) -> float:
+        """Tokens a second after the first one; 0 where there is nothing to measure."""
+        if self._first is None or count < 2:
+            return 0.0
+        spent = time.monotonic() - self._first
+        return (count - 1) / spent if spent > 0 else 0.0

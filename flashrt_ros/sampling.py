@@ -9,8 +9,8 @@ pure function of *(s, n)*, which needs no hidden generator state and is the same
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+import math
 
 import torch
 
@@ -76,9 +76,9 @@ def write(arena: Arena, sampling: Sampling, counter: int) -> None:
 def read(arena: Arena) -> tuple[Sampling, int]:
     """Return settings and counter of the state."""
     return Sampling(
-        temperature=arena['sampler.temperature'].item(), top_k=arena['sampler.top_k'].item(),
-        top_p=arena['sampler.top_p'].item(), seed=arena['sampler.seed'].item() & _U64,
-    ), arena['sampler.counter'].item()
+        temperature=arena['sampler.temperature'].item(), top_k=int(arena['sampler.top_k'].item()),
+        top_p=arena['sampler.top_p'].item(), seed=int(arena['sampler.seed'].item()) & _U64,
+    ), int(arena['sampler.counter'].item())
 
 
 def uniform(seed: int, counter: int) -> float:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from flashrt_ros import sampling
-from flashrt_ros.capsule.boundary import HostState
+from flashrt_ros.capsule.boundary import HostState, Sampler
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Frozen
 from flashrt_ros.control import Control, FinishReason
 from flashrt_ros.errors import Capacity, ContextFull, DeviceFault, FlashrtError, InvalidArgument
-from flashrt_ros.plan import TOKENS, Plan
+from flashrt_ros.plan import Plan, TOKENS
 from flashrt_ros.text import Detokenizer, StopMatcher, Text
 
 KEPT = 4  # light boundaries a session keeps for cheap rollbacks
@@ -56,6 +56,20 @@ class Answer:
     finish_reason: FinishReason
 
 
+def check_room(capacity: int, host: HostState, position: int, count: int) -> None:
+    """
+    Refuse, before anything changes, what the context cannot hold.
+
+    :raises ContextFull: naming what is needed and what there is.
+    """
+    used = position + len(host.tail)
+    if used + count > capacity:
+        raise ContextFull(
+            f'the context holds {capacity} tokens; {used} are in use and {count} more do not fit. '
+            'Roll back, restore an earlier capsule, or configure a context.max_tokens of at least '
+            f'{used + count}.')
+
+
 class Session:
     """
     One conversation. Verbs may be called only while it is live; the engine sees to that.
@@ -78,7 +92,7 @@ class Session:
         self._host = HostState()
         self._kept: list[Kept] = []
         self._grid: Kept | None = None
-        self._sampler: tuple | None = None  # of the running generation
+        self._sampler: Sampler = (0.0, 0, 1.0, 0, 0)  # at the start of the last generation
         self._sampled = 0
 
     # -- the state --------------------------------------------------------------------------
@@ -131,6 +145,8 @@ class Session:
 
     # -- append -----------------------------------------------------------------------------
 
+    # -- append -----------------------------------------------------------------------------
+
     def check_room(self, host: HostState, position: int, count: int) -> None:
         """
         Refuse before anything changes what the context cannot hold.
@@ -156,7 +172,7 @@ class Session:
         :raises ContextFull, Canceled, DeadlineExceeded, DeviceFault: nothing has changed then.
         """
         host, start = self.host, self._plan.arena.position
-        self.check_room(host, start, len(ids))
+        check_room(self._plan.arena.capacity, host, start, len(ids))
         pending = [*host.tail, *ids]
         if not pending:
             self._host, self._sampled = replace(host, turn=turn, role=role), 0
@@ -211,7 +227,7 @@ class Session:
         if not start:
             raise InvalidArgument('nothing is folded yet, so there is nothing to continue; send '
                                   'a prompt or restore a capsule first.')
-        self.check_room(host, start, 1)
+        check_room(arena.capacity, host, start, 1)
         matcher = StopMatcher(stop)
         detokenizer = (Detokenizer.restore(self._text, host.detokenizer) if host.detokenizer
                        else Detokenizer(self._text))
@@ -284,21 +300,40 @@ class Session:
 
     # -- rollback ---------------------------------------------------------------------------
 
+    def goal(self, to: str, value: int) -> int:
+        """
+        Turn "back to a position, by tokens, by turns" into a position.
+
+        :raises InvalidArgument: for what lies outside this session.
+        """
+        position = self.position + len(self.host.tail)
+        turns = self.host.turns
+        if to not in ('position', 'tokens', 'turns'):
+            raise InvalidArgument(f'roll back to a position, or by tokens or turns, not {to!r}.')
+        if value < 0:
+            raise InvalidArgument(f'the value of a rollback must not be negative: {value}.')
+        if to == 'turns':
+            if value > len(turns):
+                raise InvalidArgument(f'session {self.name!r} has {len(turns)} turns; {value} '
+                                      'cannot be undone.')
+            return turns[-value][0] if value else position
+        goal = value if to == 'position' else position - value
+        if not 0 <= goal <= position:
+            raise InvalidArgument(f'session {self.name!r} has {position} tokens; {value} is '
+                                  'beyond that.')
+        return goal
+
     def rollback(self, target: int, max_replay: int | None = None,
                  control: Control | None = None) -> tuple[int, int]:
         """
         Go back to position ``target``: nearest kept boundary, then replay along the schedule.
 
         :return: tokens replayed, bytes copied.
-        :raises InvalidArgument: for a target ahead of the position, or a replay beyond
-            ``max_replay``; nothing has changed then.
+        :param target: as :meth:`goal` gives it.
+        :raises InvalidArgument: for a replay beyond ``max_replay``; nothing has changed then.
         """
         arena, host = self._plan.arena, self.host
         position = arena.position
-        if not 0 <= target <= position + len(host.tail):
-            raise InvalidArgument(
-                f'cannot roll back to position {target}: the session is at '
-                f'{position + len(host.tail)}. Name a position from 0 to that.')
         if target >= position:  # within the unfolded tail: rows and fixed block stay
             self._host = replace(host, tail=host.tail[:target - position])
             self._sampled = 0
@@ -384,9 +419,9 @@ class Session:
             self._lineage.pool.release_block(kept.block)
         while len(self._kept) >= KEPT:
             self._lineage.pool.release_block(self._kept.pop(0).block)
-        kept = self._keep(position)
-        if kept is not None:
-            self._kept.append(kept)
+        fresh = self._keep(position)
+        if fresh is not None:
+            self._kept.append(fresh)
 
     def _drop_above(self, position: int) -> None:
         """Drop kept boundaries whose rows are about to be, or were, written."""

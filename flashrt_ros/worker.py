@@ -8,11 +8,11 @@ a listing is answered while tokens stream.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+import threading
+import time
 from typing import Any, TypeVar
 
 from flashrt_ros.control import Control, FinishReason

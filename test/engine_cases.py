@@ -2,8 +2,8 @@
 
 import random
 
-import torch
 from blake3 import blake3
+import torch
 
 from flashrt_ros.engine import Engine, EngineConfig, GenerateRequest
 

@@ -1,9 +1,9 @@
 """Acceptance group D: where a boundary lies, and what text does there."""
 
+from engine_cases import build, digest, ids, logits, poison_dead, say
 import pytest
 import torch
 
-from engine_cases import build, digest, ids, logits, poison_dead, say
 from flashrt_ros.engine import FinishReason, GenerateRequest
 from flashrt_ros.errors import ContextFull, InvalidArgument
 

@@ -2,13 +2,21 @@
 
 import random
 
+from engine_cases import build, digest, ids, poison_dead, say
 import psutil
 import pytest
 
-from engine_cases import build, digest, ids, poison_dead, say
 from flashrt_ros.engine import GenerateRequest
-from flashrt_ros.errors import (Busy, Capacity, FlashrtError, InvalidArgument, InvalidName,
-                                NameExists, UnknownCapsule, UnknownSession)
+from flashrt_ros.errors import (
+    Busy,
+    Capacity,
+    FlashrtError,
+    InvalidArgument,
+    InvalidName,
+    NameExists,
+    UnknownCapsule,
+    UnknownSession,
+)
 
 
 @pytest.fixture(scope='module')

@@ -3,10 +3,10 @@
 import subprocess
 import sys
 
+from engine_cases import build, digest, ids, logits, poison, poison_dead, say
 import pytest
 import torch
 
-from engine_cases import build, digest, ids, logits, poison, poison_dead, say
 from flashrt_ros.arena import Role
 from flashrt_ros.errors import InvalidArgument
 

@@ -1,9 +1,9 @@
 """Acceptance groups C and B10: rollback, abort, cancel."""
 
+from engine_cases import build, digest, ids, logits, poison_dead, say
 import pytest
 import torch
 
-from engine_cases import build, digest, ids, logits, poison_dead, say
 from flashrt_ros.engine import Control, FinishReason, GenerateRequest
 from flashrt_ros.errors import Canceled, DeviceFault, InvalidArgument
 

@@ -3,9 +3,9 @@
 import threading
 import time
 
+from engine_cases import build, digest, ids
 import pytest
 
-from engine_cases import build, digest, ids
 from flashrt_ros.engine import Control, FinishReason, GenerateRequest
 from flashrt_ros.errors import Busy, InvalidArgument, NotActive
 from flashrt_ros.worker import Worker

@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 
+Sampler = tuple[float, int, float, int, int]  # temperature, top_k, top_p, seed, counter
+
+
 @dataclass(frozen=True)
 class Run:
     """
@@ -23,7 +26,7 @@ class Run:
 
     length: int
     count: int
-    sampler: tuple[float, int, float, int, int] | None = None
+    sampler: Sampler | None = None
 
     @property
     def tokens(self) -> int:
@@ -46,17 +49,15 @@ class Schedule:
         """Return the schedule with one more appended chunk."""
         return self._plus(Run(length, 1))
 
-    def sampled(self, sampler: tuple[float, int, float, int, int], count: int = 1) -> Schedule:
+    def sampled(self, sampler: Sampler, count: int = 1) -> Schedule:
         """Return the schedule with ``count`` more sampled tokens, the first at this counter."""
         return self._plus(Run(1, count, sampler))
 
     def _plus(self, run: Run) -> Schedule:
         if self.runs:
             last = self.runs[-1]
-            joins = last.length == run.length and (
-                last.sampler == run.sampler if None in (last.sampler, run.sampler)
-                else run.sampler == (*last.sampler[:4], last.sampler[4] + last.count))
-            if joins:
+            after = last.sampler and (*last.sampler[:4], last.sampler[4] + last.count)
+            if last.length == run.length and run.sampler == after:
                 return Schedule((*self.runs[:-1], replace(last, count=last.count + run.count)))
         return Schedule((*self.runs, run))
 
@@ -72,7 +73,7 @@ class Schedule:
                 return result.appended(position - done) if position > done else result
         return result
 
-    def folds(self, start: int, stop: int) -> Iterator[tuple[int, int, tuple | None]]:
+    def folds(self, start: int, stop: int) -> Iterator[tuple[int, int, Sampler | None]]:
         """
         Yield ``(position, length, sampler)`` of each fold of ``[start, stop)``.
 
@@ -131,8 +132,8 @@ class HostState:
     def to_json(self) -> dict:
         """Return a JSON-able form for files."""
         return {'schedule': self.schedule.to_json(), 'turns': [list(t) for t in self.turns],
-                'turn': self.turn, 'role': self.role, 'detokenizer': self.detokenizer, 'held': self.held,
-                'tail': list(self.tail)}
+                'turn': self.turn, 'role': self.role, 'detokenizer': self.detokenizer,
+                'held': self.held, 'tail': list(self.tail)}
 
     @classmethod
     def from_json(cls, data: dict) -> HostState:
@@ -140,5 +141,5 @@ class HostState:
         return cls(
             schedule=Schedule.from_json(data['schedule']),
             turns=tuple((int(position), str(state)) for position, state in data['turns']),
-            turn=str(data['turn']), role=data['role'], detokenizer=data['detokenizer'], held=str(data['held']),
-            tail=tuple(int(token) for token in data['tail']))
+            turn=str(data['turn']), role=data['role'], detokenizer=data['detokenizer'],
+            held=str(data['held']), tail=tuple(int(token) for token in data['tail']))

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from flashrt_ros.arena import Arena
-from flashrt_ros.capsule.pool import PAGE, Frozen, Pages, Pool, pages_for
+from flashrt_ros.capsule.pool import Frozen, PAGE, Pages, pages_for, Pool
 
 
 class Lineage:

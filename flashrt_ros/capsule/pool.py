@@ -9,8 +9,8 @@ are only the source or the target of copies. A save allocates nothing.
 from __future__ import annotations
 
 import bisect
-import threading
 from dataclasses import dataclass
+import threading
 
 import numpy as np
 import torch

@@ -8,13 +8,14 @@ directory nothing is ever thrown away to make room; the save is refused instead.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+import threading
 from typing import TypeVar
 
 import numpy as np
+import torch
 
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.capsule import Capsule, CapsuleInfo
@@ -22,7 +23,7 @@ from flashrt_ros.capsule.codec import Header, Image
 from flashrt_ros.capsule.fingerprint import Fingerprint
 from flashrt_ros.capsule.lineage import Lineage, runs
 from flashrt_ros.capsule.names import check_name
-from flashrt_ros.capsule.pool import PAGE, Frozen, pages_for
+from flashrt_ros.capsule.pool import Frozen, PAGE, pages_for
 from flashrt_ros.capsule.tiers import DiskTier
 from flashrt_ros.errors import Capacity, Corrupt, FlashrtError, NameExists, UnknownCapsule
 
@@ -201,10 +202,9 @@ class Store:
         position = image.header.position
         block, pages = self.pool.take(pages_for(position))
         self.pool.blocks[block].copy_(image.fixed)
-        for name, rows in image.rows.items():
-            target = self.pool.rows.view(name)
-            for start, place, count in runs(pages, 0, position):
-                target[place:place + count].copy_(rows[start:start + count])
+        assert image.block is not None, 'an image that was read has its rows as one block'
+        for start, place, count in runs(pages, 0, position):
+            self.pool.rows.copy_from(image.block, start, place, count)
         return Frozen(position, block, pages)
 
     # -- disk ---------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Store:
             manifest=self.pool.manifest.describe(), fingerprint=self.fingerprint.to_json(),
             host=capsule.host.to_json(), parent_id=capsule.parent_id, session=capsule.session,
             created=capsule.created, note=capsule.note, aligned=capsule.aligned)
-        rows = {}
+        rows: dict[str, torch.Tensor | Sequence[torch.Tensor]] = {}
         for buffer in self.pool.manifest.rows:
             view = self.pool.rows.view(buffer.name)
             rows[buffer.name] = [view[place:place + count] for _, place, count in

@@ -1,0 +1,77 @@
+"""What an engine is built from, and what can be refused before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flashrt_ros.errors import Capacity, DeviceFault, InvalidArgument
+from flashrt_ros.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """
+    What an engine is built from.
+
+    :param model: ``embedded``, a Hugging Face directory, a hub id in the local cache, or
+        ``random:<preset>``.
+    :param dtype: ``auto`` is float32 on a CPU.
+    :param context: tokens the arena holds.
+    :param pool_bytes: budget of the capsule pool (device tier).
+    :param directory: of the disk tier; empty for none.
+    :param disk_bytes: budget of the disk tier; 0 for no limit.
+    :param sampling: settings of a fresh session.
+    :param max_tokens: default length of a generation.
+    :param threads: of the CPU; 0 leaves torch's choice.
+    """
+
+    model: str = 'embedded'
+    dtype: str = 'auto'
+    device: str = 'auto'
+    context: int = 8192
+    max_sessions: int = 16
+    pool_bytes: int = 256 << 20
+    directory: str = ''
+    disk_bytes: int = 0
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int = 256
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (('context', 1, 1 << 24), ('max_sessions', 1, 4096),
+                                ('pool_bytes', 1, 1 << 48), ('disk_bytes', 0, 1 << 60),
+                                ('max_tokens', 0, 1 << 24), ('threads', 0, 1024)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not low <= value <= high:
+                raise InvalidArgument(f'{name} must lie in [{low}, {high}], not {value!r}.')
+
+
+def choose_device(name: str) -> str:
+    """
+    Return the torch device to run on.
+
+    :raises InvalidArgument, DeviceFault: for a name or a device that there is not.
+    """
+    if name not in ('auto', 'cpu', 'cuda'):
+        raise InvalidArgument(f'device must be auto, cpu or cuda, not {name!r}.')
+    if name == 'cuda':
+        raise DeviceFault('the CUDA plan is not part of this version yet; configure device cpu '
+                          'or auto.')
+    return 'cpu'
+
+
+def check_memory(needed: int) -> None:
+    """
+    Refuse before anything is allocated what the machine has no room for.
+
+    :param needed: bytes.
+    :raises Capacity: saying how much is free.
+    """
+    try:
+        import psutil
+        available = psutil.virtual_memory().available
+    except ImportError:
+        return
+    if needed > available:
+        raise Capacity(f'the context and the capsule pool need {needed} bytes and {available} are '
+                       'free; configure a smaller context.max_tokens or capsules.device_bytes.')

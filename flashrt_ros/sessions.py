@@ -1,0 +1,221 @@
+"""
+The sessions of an engine: which one is live on the arena, and where the others are parked.
+
+Switching is a save of one and a restore of the other, and both copy only what changed. A verb
+checks everything first, so a refusal leaves every session as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+import time
+
+from flashrt_ros import sampling
+from flashrt_ros.capsule.boundary import HostState
+from flashrt_ros.capsule.lineage import Lineage
+from flashrt_ros.capsule.names import check_name
+from flashrt_ros.capsule.pool import Frozen
+from flashrt_ros.errors import Busy, Capacity, DeviceFault, UnknownSession
+from flashrt_ros.results import SessionInfo
+from flashrt_ros.session import Session
+
+DEFAULT_SESSION = 'default'
+
+
+class Sessions:
+    """
+    Named sessions over one arena.
+
+    ``live`` is the session on the arena, ``running`` the one that generates right now, or None.
+
+    :param save: freezes the live boundary, making room in the pool where needed.
+    :param empty: the frozen empty boundary that new sessions start from.
+    :param limit: sessions there may be.
+    """
+
+    def __init__(self, lineage: Lineage, save: Callable[[], tuple[Frozen, int]], empty: Frozen,
+                 build: Callable[[str, int], Session], limit: int) -> None:
+        self._lineage = lineage
+        self._save = save
+        self._empty = empty
+        self._build = build
+        self._limit = limit
+        self._epoch = 0
+        self._by_name: dict[str, Session] = {}
+        self.running: Session | None = None
+        self.live = self._by_name[DEFAULT_SESSION] = build(DEFAULT_SESSION, self.next_epoch())
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def next_epoch(self) -> int:
+        """Return a number that never repeats, also across a restart: the wall clock in ns."""
+        self._epoch = max(self._epoch + 1, time.time_ns())
+        return self._epoch
+
+    # -- finding ------------------------------------------------------------------------------
+
+    def find(self, name: str) -> Session | None:
+        """Return a session, or None if there is none of that name."""
+        return self._by_name.get(name)
+
+    def get(self, name: str) -> Session:
+        """
+        Return a session by name.
+
+        :raises InvalidName, UnknownSession: by what is wrong with the name.
+        """
+        check_name(name, 'session')
+        session = self._by_name.get(name)
+        if session is None:
+            raise UnknownSession(
+                f'there is no session {name!r}; restore or fork a capsule into it, or generate '
+                f'on it. There are: {", ".join(sorted(self._by_name))}.')
+        return session
+
+    def check(self, names: Sequence[str]) -> None:
+        """
+        Check names of sessions that exist or are about to.
+
+        :raises InvalidName, Capacity: by what is wrong with them.
+        """
+        for name in names:
+            check_name(name, 'session')
+        new = {name for name in names if name not in self._by_name}
+        if len(self._by_name) + len(new) > self._limit:
+            raise Capacity(f'{len(self._by_name)} of {self._limit} sessions are in use; close '
+                           'one, or configure a larger sessions.max.')
+
+    def check_idle(self, session: Session | None, what: str) -> None:
+        """
+        Refuse to touch the session that is generating.
+
+        :raises Busy: saying what to do when it has ended.
+        """
+        if session is not None and session is self.running:
+            raise Busy(f'session {session.name!r} is generating; {what} when it has ended, or '
+                       'cancel it first.')
+
+    def infos(self) -> list[SessionInfo]:
+        """List all sessions by name."""
+        capacity = self._lineage.arena.capacity
+        return [SessionInfo(s.name, s.position, capacity, s.epoch, s is self.running,
+                            s is self.live)
+                for _, s in sorted(self._by_name.items())]
+
+    # -- switching ----------------------------------------------------------------------------
+
+    def obtain(self, name: str) -> Session:
+        """Return a session, created parked at the empty boundary on first use."""
+        session = self._by_name.get(name)
+        if session is None:
+            self.check([name])
+            session = self._by_name[name] = self._build(name, self.next_epoch())
+            session.frozen = self._lineage.pool.hold(self._empty)
+        return session
+
+    def activate(self, session: Session) -> int:
+        """
+        Make a session live, parking the one that is; return the bytes copied.
+
+        :raises Busy: while another session generates. :raises Capacity: the pool is full.
+        """
+        if session is self.live:
+            return 0
+        if self.running is not None:
+            raise Busy(f'session {self.running.name!r} is generating, so {session.name!r} cannot '
+                       'become live now; wait for the end or cancel it.')
+        copied = self._park()
+        assert session.frozen is not None
+        copied += self._lineage.restore(session.frozen)
+        self._settle(session)
+        if session.reseed is not None:
+            self._reseed(session.reseed)
+            session.reseed = None
+        return copied
+
+    def assign(self, session: Session, frozen: Frozen, host: HostState, parent_id: str,
+               seed: int | None) -> int:
+        """
+        Put a session at a frozen boundary and make it live; return the bytes copied.
+
+        While a session generates, this one is only pointed there.
+        """
+        copied = 0
+        if self.running is not None:
+            self.point(session, frozen, host, parent_id, seed)
+            return 0
+        if session is not self.live:
+            copied += self._park()
+        copied += self._lineage.restore(frozen)
+        if session is not self.live:
+            self._settle(session)
+        if seed is not None:
+            self._reseed(seed)
+        session.reseed = None
+        session.become(host, parent_id, frozen, self.next_epoch())
+        return copied
+
+    def point(self, session: Session, frozen: Frozen, host: HostState, parent_id: str,
+              seed: int | None) -> None:
+        """Put a parked session at a frozen boundary without copying anything."""
+        self._lineage.pool.hold(frozen)
+        if session.frozen is not None:
+            self._lineage.pool.release(session.frozen)
+        session.frozen, session.reseed = frozen, seed
+        session.become(host, parent_id, frozen, self.next_epoch())
+
+    def freeze(self, session: Session) -> tuple[Frozen, int]:
+        """
+        Return a session's boundary with one reference of its own, and the bytes copied.
+
+        :raises DeviceFault: if the live state is invalid. :raises Capacity: the pool is full.
+        """
+        if session is not self.live:
+            assert session.frozen is not None
+            return self._lineage.pool.hold(session.frozen), 0
+        if not self._lineage.arena.valid:
+            raise DeviceFault('the live state was invalidated by a fault and cannot be saved; '
+                              'restore a capsule or reset the session.')
+        return self._save()
+
+    def close(self, name: str) -> None:
+        """
+        Forget a session; the default one becomes empty instead.
+
+        :raises UnknownSession, Busy: by what is wrong.
+        """
+        session = self.get(name)
+        self.check_idle(session, 'close it')
+        if name == DEFAULT_SESSION:
+            self.assign(session, self._empty, HostState(), '', None)
+            return
+        if session is self.live:
+            heir = self._by_name[DEFAULT_SESSION]
+            assert heir.frozen is not None
+            self._lineage.restore(heir.frozen)
+            self._settle(heir)
+        if session.frozen is not None:
+            self._lineage.pool.release(session.frozen)
+        session.forget_kept()
+        del self._by_name[name]
+
+    def _park(self) -> int:
+        """Freeze the live session; one that a fault made invalid falls back to empty."""
+        if not self._lineage.arena.valid:
+            self.live.frozen = self._lineage.pool.hold(self._empty)
+            self.live.become(HostState(), '', self._empty, self.next_epoch())
+            return 0
+        self.live.frozen, copied = self._save()
+        return copied
+
+    def _settle(self, session: Session) -> None:
+        """Note that a parked session's boundary is on the arena now."""
+        if session.frozen is not None:
+            self._lineage.pool.release(session.frozen)
+        session.frozen, self.live = None, session
+
+    def _reseed(self, seed: int) -> None:
+        settings, _ = sampling.read(self._lineage.arena)
+        sampling.write(self._lineage.arena, replace(settings, seed=seed), 0)
