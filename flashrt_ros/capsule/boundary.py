@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-
 Sampler = tuple[float, int, float, int, int]  # temperature, top_k, top_p, seed, counter
 
 
