@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashrt_ros.kernels.norm import rms_norm
+from flashrt_ros.kernels.norm import Norm, rms_norm
 
 
 def rope_tables(count: int, rotary_dim: int, theta: float,
@@ -34,7 +34,7 @@ def rope_tables(count: int, rotary_dim: int, theta: float,
 
 def gated_attention(
     mixed: Tensor, k_rows: Tensor, v_rows: Tensor, position: int,
-    qk_norm: Tensor, eps: float, cos: Tensor, sin: Tensor,
+    qk_norm: Norm, cos: Tensor, sin: Tensor,
 ) -> Tensor:
     """
     Append ``T`` rows at ``position`` and return the gated attention over the live rows.
@@ -43,7 +43,7 @@ def gated_attention(
         then values, as the stacked projection leaves them.
     :param k_rows: ``[capacity, Hk, D]`` key rows, written in ``[position, position + T)``.
     :param v_rows: ``[capacity, Hk, D]`` value rows, likewise.
-    :param qk_norm: ``[Hq + Hk, D]`` fp32 effective factors of the query and key norms.
+    :param qk_norm: norm of queries and keys with a factor a head, ``[Hq + Hk, D]``.
     :param cos: ``[capacity, 1, R]`` fp32, see :func:`rope_tables`; ``sin`` likewise.
     :return: ``[T, Hq D]``.
     """
@@ -53,7 +53,7 @@ def gated_attention(
     end = position + tokens
     queries = heads[:, 0:2 * q_heads:2]
     qk = torch.cat((queries, heads[:, 2 * q_heads:2 * q_heads + kv_heads]), 1)
-    qk = _rotate(rms_norm(qk, qk_norm, eps), cos[position:end], sin[position:end])
+    qk = _rotate(rms_norm(qk, qk_norm), cos[position:end], sin[position:end])
     k_rows[position:end].copy_(qk[:, q_heads:])
     v_rows[position:end].copy_(heads[:, 2 * q_heads + kv_heads:])
     q, k, v = qk[:, :q_heads], k_rows[:end], v_rows[:end]

@@ -14,20 +14,41 @@ a chunk.
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashrt_ros.kernels.norm import rms_norm
+from flashrt_ros.kernels.norm import Norm, rms_norm
 
 CHUNK = 64  # tokens; the block inside the rule, not the 512-token grid of prefill
 L2_EPS = 1e-6
 
 
-def gated_delta_net(
-    mixed: Tensor, window: Tensor, state: Tensor, conv: Tensor,
-    neg_a: Tensor, dt_bias: Tensor, norm: Tensor, eps: float, key_heads: int,
-) -> Tensor:
+class DeltaWeights(NamedTuple):
+    """What the operation reads, constants folded; see :meth:`of`."""
+
+    conv: Tensor  # fp32 [K, C], oldest tap first
+    neg_a: Tensor  # fp32 [Hv], -exp(A_log)
+    dt_bias: Tensor  # fp32 [Hv]
+    norm: Norm  # of the output, [Dv]
+    unit: Tensor  # fp32 scalar, sqrt(eps) of the unit length
+    spread: Tensor  # fp32 [2, 1, 1]: what q and k are divided by beyond their length
+
+    @classmethod
+    def of(cls, conv: Tensor, a_log: Tensor, dt_bias: Tensor, norm: Norm,
+           k_dim: int) -> DeltaWeights:
+        """Return the weights made ready; ``Dk = k_dim`` scales queries by ``1 / sqrt(Dk)``."""
+        device = conv.device
+        return cls(conv, -a_log.float().exp(), dt_bias.float(), norm,
+                   torch.tensor(math.sqrt(L2_EPS), device=device),
+                   torch.tensor([math.sqrt(k_dim), 1.0], device=device).view(2, 1, 1))
+
+
+def gated_delta_net(mixed: Tensor, window: Tensor, state: Tensor, weights: DeltaWeights,
+                    key_heads: int) -> Tensor:
     """
     Fold ``T`` tokens into ``window`` and ``state`` and return the normed, gated output.
 
@@ -35,25 +56,23 @@ def gated_delta_net(
         gate ``z``, ``b``, ``a``, as the stacked projection leaves them.
     :param window: ``[K - 1, C]`` the last inputs of the convolution, oldest first; in place.
     :param state: ``[Hv, Dk, Dv]`` fp32 recurrent state; in place.
-    :param conv: ``[K, C]`` fp32 taps, oldest first.
-    :param neg_a: ``[Hv]`` fp32 ``-exp(A_log)``; ``dt_bias`` ``[Hv]`` fp32.
-    :param norm: ``[Dv]`` fp32 factor of the gated norm.
     :param key_heads: ``Hk``; each serves ``Hv / Hk`` neighbouring value heads.
     :return: ``[T, Hv Dv]`` in the type of ``mixed``.
     """
-    tokens, channels = mixed.shape[0], conv.shape[1]
+    tokens = mixed.shape[0]
     v_heads, k_dim, v_dim = state.shape
-    x, z, b, a = mixed.split((channels, v_heads * v_dim, v_heads, v_heads), -1)
-    x = _convolve(x, window, conv)
-    g = F.softplus(a.float() + dt_bias).mul_(neg_a)
+    values, keys = v_heads * v_dim, 2 * key_heads * k_dim
+    x, z, b, a = mixed.split((keys + values, values, v_heads, v_heads), -1)
+    qk, v = _convolve(x, window, weights.conv).split((keys, values), -1)
+    qk = qk.view(tokens, 2, key_heads, k_dim)
+    length = torch.linalg.vector_norm(qk, 2, -1, True).hypot_(weights.unit)
+    qk = qk / length.mul_(weights.spread)
+    g = F.softplus(a.float() + weights.dt_bias).mul_(weights.neg_a)
     beta = torch.sigmoid(b.float())
-    key_channels = key_heads * k_dim
-    qk = _unit(x[:, :2 * key_channels].view(tokens, 2, key_heads, k_dim))
-    v = x[:, 2 * key_channels:].view(tokens, v_heads, v_dim)
     step = _one_token if tokens == 1 else _chunked
-    out = step(qk, v, g, beta, state)
-    out = rms_norm(out, norm, eps).mul_(F.silu(z.float()).view_as(out))
-    return out.reshape(tokens, -1).to(mixed.dtype)
+    out = step(qk, v.view(tokens, v_heads, v_dim), g, beta, state)
+    out = rms_norm(out, weights.norm).reshape(tokens, values)
+    return out.mul_(F.silu(z.float())).to(mixed.dtype)
 
 
 def _convolve(x: Tensor, window: Tensor, conv: Tensor) -> Tensor:
@@ -62,37 +81,31 @@ def _convolve(x: Tensor, window: Tensor, conv: Tensor) -> Tensor:
     history = torch.cat((window, x))
     window.copy_(history[tokens:])
     if tokens == 1:
-        return F.silu((history * conv).sum(0, keepdim=True), inplace=True)
+        return F.silu((history * conv).sum(0, True), True)
     history = history.float()
     out = history[:tokens] * conv[0]
     for tap in range(1, taps):
         out.addcmul_(history[tap:tap + tokens], conv[tap])
-    return F.silu(out, inplace=True)
-
-
-def _unit(x: Tensor) -> Tensor:
-    """Return ``x / sqrt(sum(x^2) + eps)`` over the last axis."""
-    return x * torch.linalg.vecdot(x, x).add_(L2_EPS).rsqrt_().unsqueeze(-1)
+    return F.silu(out, True)
 
 
 def _one_token(qk: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
     """
     Fold one token: ``qk [1, 2, Hk, Dk]``, ``v [1, Hv, Dv]``, ``g`` and ``beta [1, Hv]``.
 
-    ``S^T k`` and ``S^T q`` of the old state come from one product; the new output needs the new
-    state only through ``k . q``: ``o = exp(g) S^T q + (k . q) delta``.
+    :return: ``[1, Hv, Dv]``.
     """
     v_heads, k_dim, v_dim = state.shape
-    scale = k_dim ** -0.5
-    heads = qk[0].transpose(0, 1)  # [Hk, 2, Dk]
-    if heads.shape[0] != v_heads:
-        heads = heads.repeat_interleave(v_heads // heads.shape[0], 0)
-    decay = g.exp_().view(v_heads, 1, 1)
-    read = torch.bmm(heads, state).mul_(decay)  # [Hv, 2, Dv]
-    delta = (v[0] - read[:, 1]).mul_(beta.view(v_heads, 1))
-    state.mul_(decay).addcmul_(heads[:, 1].unsqueeze(2), delta.unsqueeze(1))
-    overlap = torch.linalg.vecdot(heads[:, 0], heads[:, 1]).unsqueeze(1)
-    return torch.addcmul(read[:, 0], overlap, delta).mul_(scale).unsqueeze(0)
+    k_heads = qk.shape[2]
+    heads = qk.view(2, k_heads, 1, k_dim)
+    if k_heads != v_heads:
+        heads = heads.expand(2, k_heads, v_heads // k_heads, k_dim).reshape(2, v_heads, 1, k_dim)
+    q, k = heads.unbind(0)  # [Hv, 1, Dk]
+    state.mul_(g.exp_().view(v_heads, 1, 1))
+    delta = torch.baddbmm(v.view(v_heads, 1, v_dim), k, state, alpha=-1)
+    delta.mul_(beta.view(v_heads, 1, 1))
+    state.addcmul_(k.mT, delta)
+    return torch.bmm(q, state).view(1, v_heads, v_dim)
 
 
 def _chunked(qk: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
@@ -119,7 +132,7 @@ def _chunked(qk: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> T
     def per_key(x: Tensor) -> Tensor:  # [n, Hv, ...] -> [n, Hk, group, ...]
         return x.view(count, k_heads, group, *x.shape[2:])
 
-    q, k = chunks(qk[:, 0]).mul_(k_dim ** -0.5), chunks(qk[:, 1])
+    q, k = chunks(qk[:, 0]), chunks(qk[:, 1])
     v = chunks(v)
     beta = beta.view(count, chunk, v_heads).transpose(1, 2).unsqueeze(-1)  # [n, Hv, c, 1]
     total = g.view(count, chunk, v_heads).cumsum(1).transpose(1, 2).contiguous()  # [n, Hv, c]

@@ -5,14 +5,14 @@ from __future__ import annotations
 from torch import Tensor
 
 from flashrt_ros.kernels.linear import normed_linear
+from flashrt_ros.kernels.norm import Norm
 
 
-def head(x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+def head(x: Tensor, norm: Norm, weight: Tensor) -> Tensor:
     """
     Return fp32 logits ``[V]`` of the last token of ``x``.
 
     :param x: ``[T, K]`` residual stream; only its last row is read.
-    :param norm: ``[K]`` fp32 effective factor of the final norm.
     :param weight: ``[V, K]`` (the embedding table itself where the head is tied).
     """
-    return normed_linear(x[-1:], norm, eps, weight)[0].float()
+    return normed_linear(x[-1:], norm, weight)[0].float()

@@ -6,19 +6,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flashrt_ros.kernels.norm import rms_norm
+from flashrt_ros.kernels.norm import Norm, rms_norm
 
 
-def normed_linear(x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+def normed_linear(x: Tensor, norm: Norm, weight: Tensor) -> Tensor:
     """
     Return ``rms_norm(x) @ weight.T``.
 
     :param x: ``[T, K]`` residual stream.
-    :param norm: ``[K]`` fp32 effective norm factor.
-    :param weight: ``[N, K]``, several projections of the same input stacked by rows.
+    :param weight: ``[N, K]``, several projections of the same input stacked by rows, in either
+        memory order.
     :return: ``[T, N]``.
     """
-    return F.linear(rms_norm(x, norm, eps), weight)
+    return F.linear(rms_norm(x, norm), weight)
 
 
 def linear_residual(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
@@ -26,7 +26,7 @@ def linear_residual(x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
     Return ``residual + x @ weight.T`` as a fresh tensor.
 
     :param x: ``[T, K]``.
-    :param weight: ``[N, K]``.
+    :param weight: ``[N, K]`` in either memory order.
     :param residual: ``[T, N]``.
     """
     return torch.addmm(residual, x, weight.t())

@@ -6,17 +6,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashrt_ros.kernels.linear import linear_residual, normed_linear
+from flashrt_ros.kernels.norm import Norm
 
 
-def gated_mlp(x: Tensor, norm: Tensor, eps: float, gate_up: Tensor, down: Tensor) -> Tensor:
+def gated_mlp(x: Tensor, norm: Norm, gate_up: Tensor, down: Tensor) -> Tensor:
     """
     Return ``x + down(silu(gate(n)) * up(n))`` with ``n = rms_norm(x)``.
 
     :param x: ``[T, K]`` residual stream.
-    :param norm: ``[K]`` fp32 effective norm factor.
     :param gate_up: ``[2 M, K]``, gate rows above up rows.
     :param down: ``[K, M]``.
     :return: ``[T, K]``.
     """
-    gate, up = normed_linear(x, norm, eps, gate_up).chunk(2, dim=-1)
+    gate, up = normed_linear(x, norm, gate_up).chunk(2, dim=-1)
     return linear_residual(F.silu(gate).mul_(up), down, x)

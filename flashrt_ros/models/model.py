@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -20,8 +21,10 @@ from torch import Tensor
 from flashrt_ros.arena import Arena, Buffer
 from flashrt_ros.errors import Internal, InvalidArgument
 from flashrt_ros.kernels.head import head
+from flashrt_ros.kernels.norm import Norm
 from flashrt_ros.models.parameters import Param, Parameters
 
+TIED_COPY = 64 * 2 ** 20  # bytes up to which a tied table is also held as a head
 Block = Callable[[Tensor, int], Tensor]  # (residual [T, K], position) -> residual [T, K]
 
 
@@ -128,18 +131,31 @@ class Model(ABC):
         """Return read-only tables that all layers share (rotary), for ``capacity`` positions."""
 
     @abstractmethod
-    def final_norm(self) -> Tensor:
-        """Return the effective fp32 factor ``[hidden]`` of the last norm."""
+    def final_norm(self) -> Norm:
+        """Return the last norm, ready to run."""
 
     @abstractmethod
     def architecture(self) -> dict:
         """Return the JSON-able description of everything that shapes the function."""
 
+    @cached_property
+    def head_weight(self) -> Tensor:
+        """
+        The head ``[V, K]`` in the memory order that one token's product reads fastest.
+
+        A small tied table is held a second time for it: looking up wants rows, the product on a
+        CPU in fp32 wants columns.
+        """
+        table = self.parameters[self.embedding_name if self.config.tied else self.head_name]
+        if self.config.tied and table.nbytes <= TIED_COPY and self.parameters.by_columns(table):
+            return table.t().contiguous().t()
+        return table
+
     def list_parameters(self) -> list[Param]:
         """Return all parameters in canonical order."""
         config = self.config
         table = (config.vocab_size, config.hidden)
-        params = [Param(self.embedding_name, table, init='embedding')]
+        params = [Param(self.embedding_name, table, init='embedding', lookup=True)]
         for layer in self.layers:
             params += layer.parameters()
         params.append(Param(self.norm_name, (config.hidden,), init='zeros', wide=True))
@@ -181,8 +197,7 @@ class Binding:
         self._blocks = blocks
         self._table = model.parameters[model.embedding_name]
         self._norm = model.final_norm()
-        self._eps = model.config.norm_eps
-        self._head = self._table if model.config.tied else model.parameters[model.head_name]
+        self._head = model.head_weight
 
     @torch.inference_mode()
     def fold(self, ids: Tensor, position: int, want_logits: bool = True) -> Tensor | None:
@@ -206,4 +221,4 @@ class Binding:
         x = F.embedding(ids, self._table)
         for block in self._blocks:
             x = block(x, position)
-        return head(x, self._norm, self._eps, self._head) if want_logits else None
+        return head(x, self._norm, self._head) if want_logits else None

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from flashrt_ros.kernels.attention import rope_tables
+from flashrt_ros.kernels.norm import Norm
 from flashrt_ros.models.config import Fields
 from flashrt_ros.models.layers.attention import GatedAttention
 from flashrt_ros.models.layers.delta_net import GatedDeltaNet
@@ -148,9 +149,9 @@ class Qwen35(Model):
         """Rotary tables; for text all three sections of the multimodal rotary agree."""
         return rope_tables(capacity, self.config.rotary_dim, self.config.rope_theta, self.device)
 
-    def final_norm(self) -> torch.Tensor:
+    def final_norm(self) -> Norm:
         """Norms of this family store ``w`` and use ``1 + w``."""
-        return self.parameters[self.norm_name] + 1
+        return Norm.of(self.parameters[self.norm_name] + 1, self.config.norm_eps)
 
     def architecture(self) -> dict:
         """Family and configuration, without the end tokens: they shape no logits."""

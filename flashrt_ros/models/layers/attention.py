@@ -10,6 +10,7 @@ from torch import Tensor
 from flashrt_ros.arena import Buffer, Role
 from flashrt_ros.kernels.attention import gated_attention
 from flashrt_ros.kernels.linear import linear_residual, normed_linear
+from flashrt_ros.kernels.norm import Norm
 from flashrt_ros.models.model import Block, State
 from flashrt_ros.models.parameters import Param, Parameters
 
@@ -52,17 +53,17 @@ class GatedAttention:
         """Return the block as a function of the residual stream and the position."""
         base = f'model.layers.{self.index}'
         mixer = f'{base}.self_attn'
-        norm = weights[f'{base}.input_layernorm.weight'] + 1
+        norm = Norm.of(weights[f'{base}.input_layernorm.weight'] + 1, self.eps)
         inner, outer = weights[f'{mixer}.in'], weights[f'{mixer}.o_proj.weight']
-        qk_norm = torch.cat((
+        qk_norm = Norm.of(torch.cat((
             (weights[f'{mixer}.q_norm.weight'] + 1).expand(self.heads, -1),
-            (weights[f'{mixer}.k_norm.weight'] + 1).expand(self.kv_heads, -1)))
+            (weights[f'{mixer}.k_norm.weight'] + 1).expand(self.kv_heads, -1))), self.eps)
         k_rows, v_rows = (state.take(f'layers.{self.index}.{name}') for name in 'kv')
-        (cos, sin), eps = tables, self.eps
+        cos, sin = tables
 
         def block(x: Tensor, position: int) -> Tensor:
-            mixed = normed_linear(x, norm, eps, inner)
-            out = gated_attention(mixed, k_rows, v_rows, position, qk_norm, eps, cos, sin)
+            mixed = normed_linear(x, norm, inner)
+            out = gated_attention(mixed, k_rows, v_rows, position, qk_norm, cos, sin)
             return linear_residual(out, outer, x)
 
         return block

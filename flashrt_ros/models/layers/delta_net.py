@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from flashrt_ros.arena import Buffer, Role
-from flashrt_ros.kernels.delta import gated_delta_net
+from flashrt_ros.kernels.delta import DeltaWeights, gated_delta_net
 from flashrt_ros.kernels.linear import linear_residual, normed_linear
+from flashrt_ros.kernels.norm import Norm
 from flashrt_ros.models.model import Block, State
 from flashrt_ros.models.parameters import Param, Parameters
 
@@ -68,18 +69,19 @@ class GatedDeltaNet:
         """Return the block as a function of the residual stream and the position."""
         base = f'model.layers.{self.index}'
         mixer = f'{base}.linear_attn'
-        norm = weights[f'{base}.input_layernorm.weight'] + 1
+        norm = Norm.of(weights[f'{base}.input_layernorm.weight'] + 1, self.eps)
         inner, outer = weights[f'{mixer}.in'], weights[f'{mixer}.out_proj.weight']
-        conv, gated_norm = weights[f'{mixer}.conv1d.weight'], weights[f'{mixer}.norm.weight']
-        neg_a, dt_bias = -weights[f'{mixer}.A_log'].exp(), weights[f'{mixer}.dt_bias']
+        rule = DeltaWeights.of(
+            weights[f'{mixer}.conv1d.weight'], weights[f'{mixer}.A_log'],
+            weights[f'{mixer}.dt_bias'], Norm.of(weights[f'{mixer}.norm.weight'], self.eps),
+            self.key_dim)
         window = state.take(f'layers.{self.index}.conv')
         recurrent = state.take(f'layers.{self.index}.recurrent')
-        eps, key_heads = self.eps, self.key_heads
+        key_heads = self.key_heads
 
         def block(x: Tensor, position: int) -> Tensor:
-            mixed = normed_linear(x, norm, eps, inner)
-            out = gated_delta_net(
-                mixed, window, recurrent, conv, neg_a, dt_bias, gated_norm, eps, key_heads)
+            mixed = normed_linear(x, norm, inner)
+            out = gated_delta_net(mixed, window, recurrent, rule, key_heads)
             return linear_residual(out, outer, x)
 
         return block

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flashrt_ros.arena import Buffer
 from flashrt_ros.kernels.mlp import gated_mlp
+from flashrt_ros.kernels.norm import Norm
 from flashrt_ros.models.model import Block, State
 from flashrt_ros.models.parameters import Param, Parameters
 
@@ -41,11 +42,10 @@ class GatedMLP:
     def bind(self, weights: Parameters, state: State, tables: object) -> Block:
         """Return the block as a function of the residual stream; the position is not used."""
         base = f'model.layers.{self.index}'
-        norm = weights[f'{base}.post_attention_layernorm.weight'] + 1
+        norm = Norm.of(weights[f'{base}.post_attention_layernorm.weight'] + 1, self.eps)
         gate_up, down = weights[f'{base}.mlp.in'], weights[f'{base}.mlp.down_proj.weight']
-        eps = self.eps
 
         def block(x: Tensor, position: int) -> Tensor:
-            return gated_mlp(x, norm, eps, gate_up, down)
+            return gated_mlp(x, norm, gate_up, down)
 
         return block
