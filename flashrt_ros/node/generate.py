@@ -161,6 +161,9 @@ class GenerateServer:
     def _prompted(self, message: String) -> None:
         """Take a user turn for the default session."""
         try:
+            if not message.data:
+                self._node.get_logger().warning('An empty prompt on ~/prompt was ignored.')
+                return
             goal = Goal(UUID(uuid=list(uuid.uuid4().bytes)), None, self._log)
             self._submit(goal, Generate.Goal(prompt=message.data))
         except Exception as error:

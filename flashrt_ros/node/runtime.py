@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 import gc
+import os
 from typing import Any, TYPE_CHECKING
 
-from flashrt_ros.errors import Canceled, UnknownCapsule
+from flashrt_ros.errors import Canceled, Storage, UnknownCapsule
 from flashrt_ros.node.requests import DEFAULT_SESSION
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Runtime:
                 raise Canceled('The node was told to stop while it was loading.')
 
         self._logger = logger
+        if config.directory:
+            self._check_folder(config.directory)
         engine: Engine | None = Engine(config, progress=progress)
         try:
             if boot:
@@ -54,6 +57,17 @@ class Runtime:
         # pauses would be the worst tokens.
         gc.collect()
         gc.freeze()
+
+    def _check_folder(self, folder: str) -> None:
+        """See at configure, not at the first save of a mission, that capsules have a place."""
+        try:
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise Storage(f'capsules.directory {folder!r} cannot be made or is no directory '
+                          f'({error.strerror}): name another one, or none.') from error
+        if not os.access(folder, os.W_OK):
+            self._logger.warning(f'capsules.directory {folder!r} is read-only: its capsules can '
+                                 'be restored, and persist will fail.')
 
     def _boot(self, engine: Engine, boot: str) -> None:
         try:

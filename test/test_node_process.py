@@ -1,0 +1,98 @@
+"""The process: signals, kill and respawn, boot capsule, start values (acceptance 34, 38)."""
+
+from pathlib import Path
+import signal
+import sys
+import time
+
+import pytest
+
+pytest.importorskip('rclpy')
+sys.path.insert(0, str(Path(__file__).parent))
+
+from node_cases import NodeProcess, Peer, running, start_long, until  # noqa: E402
+
+from flashrt_ros.msg import Token  # noqa: E402
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_signal_mid_goal(tmp_path, number):
+    with running(tmp_path) as (process, peer):
+        stream = start_long(peer.client)
+        waiting = peer.client.generate('x', session='a')
+        until(lambda: waiting.handle)
+        begin = time.monotonic()
+        process.send(number)
+        result = stream.result(10, check=False)
+        answered = time.monotonic() - begin
+        process.send(number)  # a second one changes nothing
+        assert result.error_code == 42001 and result.finish_reason == Token.CANCELED
+        assert result.completion_tokens > 0 and 'shutting down' in result.error_msg
+        assert waiting.result(10, check=False).error_code == 42001
+        assert process.wait(20) == 0, process.log
+        assert answered < 3.0
+        print(f'result after {answered:.3f} s, exit after {time.monotonic() - begin:.3f} s')
+
+
+def test_signal_while_loading(tmp_path):
+    process = NodeProcess(tmp_path)
+    try:
+        until(lambda: 'loading model' in process.log, 60)
+        process.send(signal.SIGTERM)
+        assert process.wait(30) == 0, process.log
+    finally:
+        process.close()
+
+
+def test_kill_and_respawn(tmp_path):
+    with running(tmp_path, timeouts__goal=60.0) as (process, peer):
+        client = peer.client
+        client.generate('the kitchen has a cup', max_tokens=0).result(20)
+        saved = client.save('kitchen', persist=True)
+        until(lambda: client.list()[0].tiers & 4)
+        wanted = list(client.generate('bring it', max_tokens=12).result(20).token_ids)
+        client.save('only_in_memory')
+        stream = start_long(client, session='a')
+        epoch = stream.tokens[-1].epoch
+        process.send(signal.SIGKILL)
+        process.wait(10)
+    with running(tmp_path, capsules__boot='kitchen') as (process, peer):
+        client = peer.client
+        assert [(i.name, i.id) for i in client.list()] == [('kitchen', saved.info.id)]
+        booted = client.generate('bring it', max_tokens=12)
+        result = booted.result(20)
+        assert result.tokens_reused == saved.info.tokens  # the boot capsule is live
+        assert list(result.token_ids) == wanted
+        assert booted.tokens[0].epoch > epoch
+        restored = client.restore('kitchen', 'b')
+        assert restored.tokens_reused == saved.info.tokens
+        assert list(client.generate('bring it', session='b', max_tokens=12).result(
+            20).token_ids) == wanted
+
+
+def test_sessions_persist_on_shutdown(tmp_path):
+    with running(tmp_path, capsules__persist_on_shutdown=True) as (process, peer):
+        position = peer.client.generate('remember this', max_tokens=6).result(20).position
+        process.send(signal.SIGINT)
+        assert process.wait(30) == 0, process.log
+    with running(tmp_path, capsules__boot='default.last') as (_, peer):
+        assert peer.client.generate(max_tokens=1).result(20).tokens_reused == position
+
+
+def test_start_values_are_checked(tmp_path):
+    process = NodeProcess(tmp_path, device='abacus')
+    assert process.wait(60) == 2
+    assert 'one of auto, cpu, cuda' in process.log and 'Traceback' not in process.log
+
+
+def test_namespace_and_misspelt_parameter(tmp_path):
+    process = NodeProcess(tmp_path, namespace='/robot1', model__paht='x', generation__top_k=5,
+                          generation__temperature=0)
+    peer = Peer('/robot1/flashrt')
+    try:
+        peer.client.wait_until_active(60)
+        assert peer.client.generate('x', max_tokens=2).result(20).error_code == 0
+        assert 'model.paht is not known' in process.log and 'model.path?' in process.log
+    finally:
+        peer.close()
+        process.close()
