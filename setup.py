@@ -30,10 +30,9 @@ def package_version(package_xml: pathlib.Path) -> str:
 
 def ros_prefix() -> pathlib.Path | None:
     """Return the prefix of the ROS 2 wheels that this interpreter sees, None where it sees none."""
-    for folder in sys.path:
-        path = pathlib.Path(folder)
-        if (path / 'ros_wheels_bootstrapper').is_dir():
-            prefix = path.parents[2]  # PREFIX/lib/python3.x/site-packages
+    for folder in map(pathlib.Path, sys.path):
+        if (folder / 'rosidl_cmake').is_dir():
+            prefix = folder.parents[2]  # PREFIX/lib/python3.x/site-packages
             if (prefix / 'share' / 'rosidl_cmake' / 'package.xml').is_file():
                 return prefix
     return None

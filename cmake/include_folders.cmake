@@ -43,7 +43,7 @@ endfunction()
 # Call after find_package(ament_cmake), which tells the prefix that is built on.
 function(flashrt_use_prefix)
   get_filename_component(_prefix "${ament_cmake_DIR}/../../.." ABSOLUTE)
-  file(GLOB _wheels "${_prefix}/lib/python3*/site-packages/ros_wheels_bootstrapper*")
+  file(GLOB _wheels "${_prefix}/lib/python3*/site-packages/ros_ament_cmake-*.dist-info")
   if(_wheels)
     message(STATUS "Building on the ROS 2 wheels in ${_prefix}")
   endif()
