@@ -18,10 +18,11 @@ import os
 from pathlib import Path
 import re
 import secrets
+import stat
 import time
 
 from flashrt_ros.capsule import faults
-from flashrt_ros.errors import FlashrtError, NameExists, Storage
+from flashrt_ros.errors import Corrupt, FlashrtError, NameExists, Storage, UnknownCapsule
 
 FOREIGN_AGE = 86400.0  # seconds after which another host's temporary counts as debris
 _TEMPORARY = re.compile(r'\.flashrt-([0-9a-f]{8})-\d+-[0-9a-f]{16}\.tmp')
@@ -179,6 +180,38 @@ def atomic_file(path: str | os.PathLike, *, overwrite: bool) -> Iterator[int]:
                 temporary.unlink()
         if fd >= 0:
             os.close(fd)  # last: gives up the lock
+
+
+@contextmanager
+def regular_file(path: str | os.PathLike) -> Iterator[tuple[int, int]]:
+    """
+    Yield descriptor and size in bytes of a regular file to read; no link is followed.
+
+    :raises UnknownCapsule: there is no such file. :raises Corrupt: it is no regular file.
+    :raises Storage: for any other OSError, also those raised inside the block.
+    """
+    fd = -1
+    try:
+        faults.point('atomic.open')
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
+            kind = 'a directory' if stat.S_ISDIR(info.st_mode) else 'no regular file'
+            raise Corrupt(f'The path {os.fspath(path)!r} is {kind}, hence no capsule; move it '
+                          'away.')
+        yield fd, info.st_size
+    except FileNotFoundError as error:
+        raise UnknownCapsule(f'There is no capsule file {os.fspath(path)!r}; list the capsules '
+                             'to see which there are.') from error
+    except ValueError as error:
+        if fd >= 0:
+            raise
+        raise UnknownCapsule(f'The path {ascii(os.fspath(path))} can be no file name.') from error
+    except OSError as error:
+        raise storage_error(error, 'Reading', path) from error
+    finally:
+        if fd >= 0:
+            os.close(fd)
 
 
 def is_temporary(name: str) -> bool:

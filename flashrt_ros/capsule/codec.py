@@ -14,17 +14,16 @@ region is hashed while it is still in the cache, and nothing is returned unless 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 import os
-import stat
 
 from blake3 import blake3
 import torch
 
 from flashrt_ros.arena import Manifest, POSITION, Rows
 from flashrt_ros.capsule import faults
-from flashrt_ros.capsule.atomic import atomic_file, storage_error
+from flashrt_ros.capsule.atomic import atomic_file, regular_file
 from flashrt_ros.capsule.fingerprint import Fingerprint
 from flashrt_ros.capsule.header import dump_json, Header
 from flashrt_ros.capsule.wire import (
@@ -37,7 +36,7 @@ from flashrt_ros.capsule.wire import (
     Region,
     ZERO,
 )
-from flashrt_ros.errors import Capacity, Corrupt, Incompatible, InvalidArgument, UnknownCapsule
+from flashrt_ros.errors import Capacity, Corrupt, Incompatible, InvalidArgument
 
 __all__ = ['Header', 'Image', 'file_bytes', 'read', 'read_header', 'verify', 'write']
 
@@ -77,10 +76,6 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     if flat.stride(0) != 1:
         flat = flat.clone(memory_format=torch.contiguous_format)
     return flat.view(torch.uint8)
-
-
-def _hasher(nbytes: int) -> blake3:
-    return blake3(max_threads=blake3.AUTO if nbytes >= _PARALLEL else 1)
 
 
 def _blank(header: Header, manifest: Manifest, regions: Sequence[Region]) -> Header:
@@ -134,7 +129,7 @@ def write(image: Image, path: str | os.PathLike, manifest: Manifest, *, overwrit
         os.lseek(fd, start, os.SEEK_SET)
         staging = torch.empty(BLOCK, dtype=torch.uint8)
         for region in regions:
-            digest = _hasher(region.nbytes)
+            digest = blake3()  # one thread: a save runs beside the decode and must not slow it
             for block in _blocks(pieces[region.name], staging):
                 digest.update(block)
                 _write_all(fd, block)
@@ -200,8 +195,11 @@ def _blocks(parts: Sequence[torch.Tensor], staging: torch.Tensor) -> Iterator[me
             if direct:
                 yield _flat(piece).numpy().data
             else:
-                target = staging[used:used + take * row]
-                target.copy_(_flat(piece))
+                target, source = staging[used:used + take * row], _flat(piece)
+                if source.device.type == 'cpu':  # without the thread pool that torch would start
+                    target.numpy()[:] = source.numpy()
+                else:
+                    target.copy_(source)
                 used += take * row
             done += take
     if used:
@@ -217,39 +215,13 @@ def _write_all(fd: int, block: memoryview) -> None:
 
 # -- reading --------------------------------------------------------------------------------------
 
-@contextmanager
-def _opened(path: str | os.PathLike) -> Iterator[tuple[int, int]]:
-    """Yield descriptor and size of a regular file; all OSErrors inside become Storage."""
-    fd = -1
-    try:
-        faults.point('codec.open')
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        info = os.fstat(fd)
-        if not stat.S_ISREG(info.st_mode):
-            kind = 'a directory' if stat.S_ISDIR(info.st_mode) else 'no regular file'
-            raise Corrupt(f'The path {os.fspath(path)!r} is {kind}, hence no capsule; move it '
-                          'away.')
-        yield fd, info.st_size
-    except FileNotFoundError as error:
-        raise UnknownCapsule(f'There is no capsule file {os.fspath(path)!r}; list the capsules '
-                             'to see which there are.') from error
-    except ValueError as error:
-        if fd >= 0:
-            raise
-        raise UnknownCapsule(f'The path {ascii(os.fspath(path))} can be no file name.') from error
-    except OSError as error:
-        raise storage_error(error, 'Reading', path) from error
-    finally:
-        if fd >= 0:
-            os.close(fd)
-
-
 def _stream(fd: int, header: Header, regions: Sequence[Region],
             target: Callable[[Region], memoryview | None]) -> None:
     """Read and hash the payload once, into ``target(region)`` or, for None, nowhere."""
     scratch = memoryview(bytearray(0))
     for region in regions:
-        into, digest, done = target(region), _hasher(region.nbytes), 0
+        into, digest, done = target(region), blake3(
+            max_threads=blake3.AUTO if region.nbytes >= _PARALLEL else 1), 0
         while done < region.nbytes:
             take = min(BLOCK, region.nbytes - done)
             if into is None and len(scratch) < take:
@@ -270,13 +242,13 @@ def read_header(path: str | os.PathLike) -> Header:
     :raises UnknownCapsule: no such file. :raises Corrupt: truncated, altered or no capsule.
     :raises Incompatible: another format version. :raises Storage: the file system refused.
     """
-    with _opened(path) as (fd, size):
+    with regular_file(path) as (fd, size):
         return decode(fd, size)[0]
 
 
 def verify(path: str | os.PathLike) -> Header:
     """Check the whole file against its own manifest and digests; raises as :func:`read`."""
-    with _opened(path) as (fd, size):
+    with regular_file(path) as (fd, size):
         header, manifest, regions = decode(fd, size)
         position = memoryview(bytearray(8))
         _stream(fd, header, regions, lambda r: position if r.name == POSITION else None)
@@ -296,7 +268,7 @@ def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint |
     :raises Capacity: too many rows for ``capacity`` or for memory.
     :raises Storage: the file system refused.
     """
-    with _opened(path) as (fd, size):
+    with regular_file(path) as (fd, size):
         header, _, regions = decode(fd, size)
         if fingerprint is not None:
             fingerprint.refuse_unless_compatible(header.fingerprint)

@@ -113,7 +113,7 @@ def _digest(value: Any) -> str:
 
 
 def _flatten(value: Any, path: str, into: dict[str, Any]) -> None:
-    if isinstance(value, dict) and value:
+    if isinstance(value, dict) and (value or not path):
         for key, item in value.items():
             _flatten(item, f'{path}.{key}' if path else str(key), into)
     else:
@@ -136,6 +136,8 @@ def differences(saved: dict, present: dict) -> list[str]:
         a, b = old.get(path, _ABSENT), new.get(path, _ABSENT)
         if a is _ABSENT or b is _ABSENT or dump_json(a) != dump_json(b):
             result.append(f'{ascii(path)[1:-1]} is {_show(a)} in the capsule and {_show(b)} here')
+    if not result and dump_json(saved) != dump_json(present):  # dots within keys
+        result.append('the nesting of the fields differs')
     return result
 
 
