@@ -51,6 +51,19 @@ def test_read_image_restores_with_pitched_copies(tmp_path):
         assert torch.equal(mine, theirs)
 
 
+def test_reading_into_memory_that_is_used_again(tmp_path):
+    memory, asked = torch.full((100_000,), 0xA5, dtype=torch.uint8), []
+    for position in (300, 20, 0):
+        image = cases.image(cases.small(), position)
+        codec.write(image, tmp_path / 'a', cases.small(), overwrite=True)
+        back = codec.read(tmp_path / 'a', cases.small(),
+                          allocate=lambda n: asked.append(n) or memory)
+        cases.assert_equal(image, back)
+        assert position == 0 or memory.data_ptr() == back.rows['layer0.k'].untyped_storage(
+            ).data_ptr()
+    assert len(asked) == 3 and asked[0] > asked[1] > asked[2] == 0
+
+
 def test_pages_and_strided_views_write_the_same_file(tmp_path):
     manifest, position = MANIFESTS['fp32'], 300
     whole = cases.image(manifest, position)

@@ -257,12 +257,16 @@ def verify(path: str | os.PathLike) -> Header:
 
 
 def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint | None = None, *,
-         capacity: int | None = None) -> Image:
+         capacity: int | None = None,
+         allocate: Callable[[int], torch.Tensor] | None = None) -> Image:
     """
     Read a capsule for a live ``manifest``; everything is checked before anything is allocated.
 
     :param fingerprint: refuses what was saved by something else (first, since it names causes).
     :param capacity: rows that the reader has room for; None for any.
+    :param allocate: called once with a number of bytes, returns at least as much uint8 CPU memory
+        for the rows (pinned, or used again: fresh memory costs more than the reading). The image
+        lives in it.
     :raises UnknownCapsule: no such file. :raises Corrupt: truncated, altered or no capsule.
     :raises Incompatible: another format version, fingerprint or manifest; the fields are named.
     :raises Capacity: too many rows for ``capacity`` or for memory.
@@ -279,7 +283,8 @@ def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint |
                            f'room for {capacity}; configure a larger context.')
         try:
             fixed = torch.zeros(manifest.fixed_bytes, dtype=torch.uint8)
-            storage = torch.empty(Rows.bytes_for(manifest, position), dtype=torch.uint8)
+            need = Rows.bytes_for(manifest, position)
+            storage = (allocate or _allocate)(need)[:need]
         except (RuntimeError, MemoryError) as error:
             raise Capacity(f'Capsule {header.name!r} needs {header.payload_bytes} bytes of memory, '
                            'which the host does not have.') from error
@@ -303,6 +308,10 @@ def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint |
         offset = manifest.offsets[POSITION]
         _check_position(int(fixed[offset:offset + 8].view(torch.int64).item()), header)
         return Image(header, fixed, rows, block)  # type: ignore[arg-type]
+
+
+def _allocate(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8)
 
 
 def _scatter(fixed: torch.Tensor, manifest: Manifest, padding: memoryview) -> None:
