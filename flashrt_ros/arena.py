@@ -192,6 +192,8 @@ class Arena:
         self.scratch = torch.zeros(manifest.scratch_bytes, dtype=torch.uint8, device=self.device)
         self.clean = 0
         self.valid = True
+        #: of a device: what the host knows the position to be, None to ask (that waits for it)
+        self.mirror: int | None = None
         self._views = {b.name: self._view(b) for b in manifest.buffers}
 
     @classmethod
@@ -221,12 +223,17 @@ class Arena:
 
     @property
     def position(self) -> int:
-        """Number of folded tokens, read from the state itself."""
-        return int(self._views[POSITION].item())
+        """Number of folded tokens, read from the state itself, or from the host's mirror of it."""
+        if self.device.type == 'cpu':
+            return int(self._views[POSITION].item())
+        if self.mirror is None:
+            self.mirror = int(self._views[POSITION].item())
+        return self.mirror
 
     def set_position(self, position: int) -> None:
         """Write the number of folded tokens."""
         self._views[POSITION].fill_(position)
+        self.mirror = position
 
     def will_write(self, row: int) -> None:
         """Lower the clean watermark: row ``row`` and later ones are about to change."""
@@ -241,5 +248,6 @@ class Arena:
     def reset(self) -> None:
         """Make this the empty boundary: position 0, recurrent and conv state zero, no logits."""
         self.fixed.zero_()
+        self.mirror = 0
         self.clean = 0
         self.valid = True
