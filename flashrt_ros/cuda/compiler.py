@@ -1,0 +1,98 @@
+"""
+Compile the CUDA sources of this package with NVRTC and keep the machine code on disk.
+
+NVRTC needs no GPU and the sources include nothing, so any machine can compile for any
+architecture. What is kept is named by a digest of source, options, architecture and NVRTC version,
+and is written atomically: several processes may share the folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from flashrt_ros.errors import DeviceFault
+
+SOURCES = Path(__file__).with_name('sources')
+HEADER = 'common.cuh'
+
+
+def cache_directory() -> Path:
+    """Return the folder of compiled kernels, below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    base = os.environ.get('XDG_CACHE_HOME', '')
+    root = Path(base) if os.path.isabs(base) else Path.home() / '.cache'
+    return root / 'flashrt_ros' / 'kernels'
+
+
+def source_text(name: str) -> str:
+    """Return a source with the helpers in front."""
+    return (f'{(SOURCES / HEADER).read_text(encoding="utf-8")}\n#line 1 "{name}"\n'
+            f'{(SOURCES / name).read_text(encoding="utf-8")}')
+
+
+def sources_digest() -> str:
+    """Return a digest of all sources, for the fingerprint."""
+    digest = hashlib.sha256()
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.name.encode() + b'\0' + path.read_bytes())
+    return digest.hexdigest()
+
+
+def compile_source(name: str, defines: Mapping[str, int | str], arch: str,
+                   cache: Path | None = None) -> bytes:
+    """
+    Return the machine code (cubin) of ``sources/<name>``.
+
+    :param defines: macros that settle sizes and variants.
+    :param arch: for instance ``sm_90``.
+    :param cache: folder of kept code; the default one if left out.
+    :raises DeviceFault: if NVRTC is not there or refuses the source; the log is in the message.
+    """
+    try:
+        from cuda.bindings import nvrtc
+    except ImportError as error:
+        raise DeviceFault('compiling the CUDA kernels needs cuda-bindings and nvidia-cuda-nvrtc: '
+                          f'pip install them, or configure device cpu ({error}).') from error
+    text = source_text(name)
+    options = [f'--gpu-architecture={arch}', '--std=c++17', '-default-device',
+               *(f'-D{key}={value}' for key, value in sorted(defines.items()))]
+    _, major, minor = nvrtc.nvrtcVersion()
+    key = hashlib.sha256('\0'.join([text, *options, f'{major}.{minor}']).encode()).hexdigest()
+    path = (cache or cache_directory()) / f'{Path(name).stem}-{arch}-{key[:32]}.cubin'
+    try:
+        return path.read_bytes()
+    except OSError:
+        pass
+    code = _compile(nvrtc, name, text, options)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = path.with_suffix(f'.{os.getpid()}')
+        temporary.write_bytes(code)
+        temporary.replace(path)
+    except OSError:
+        pass  # a cache that cannot be kept costs time at the next start and nothing else
+    return code
+
+
+def _compile(nvrtc: object, name: str, text: str, options: list[str]) -> bytes:
+    def checked(result: tuple) -> object:
+        if int(result[0]):
+            raise DeviceFault(f'NVRTC failed on {name}: {nvrtc.nvrtcGetErrorString(result[0])[1]}')
+        return result[1] if len(result) == 2 else None
+
+    program = checked(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
+    try:
+        raw = [option.encode() for option in options]
+        status = nvrtc.nvrtcCompileProgram(program, len(raw), raw)
+        if int(status[0]):
+            log = b' ' * checked(nvrtc.nvrtcGetProgramLogSize(program))
+            checked(nvrtc.nvrtcGetProgramLog(program, log))
+            raise DeviceFault(f'NVRTC refused {name} with {" ".join(options)}:\n'
+                              + log.decode(errors='replace').rstrip('\0 '))
+        code = b' ' * checked(nvrtc.nvrtcGetCUBINSize(program))
+        checked(nvrtc.nvrtcGetCUBIN(program, code))
+        return code
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)

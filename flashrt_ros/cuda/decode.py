@@ -1,0 +1,232 @@
+"""
+One token: the launches that run a model over an arena, in order.
+
+Five launches a layer pair (normed product, mixer, product with residual, gated product, product
+with residual), each the CUDA form of a cut in ``kernels/``. The residual stream and everything
+between two launches is fp32 in work space that belongs to no state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from flashrt_ros.arena import Arena, POSITION
+from flashrt_ros.cuda.driver import Launch, Toolbox
+from flashrt_ros.errors import Incompatible
+from flashrt_ros.models.layers.attention import GatedAttention
+from flashrt_ros.models.layers.delta_net import GatedDeltaNet
+from flashrt_ros.models.layers.mlp import GatedMLP
+
+SPLIT = 256  # rows of a block of the attention: fixed, so that bits depend on the position only
+PLAIN, NORMED, GATED = 0, 1, 2
+STORE, RESIDUAL, CONV, SWIGLU, LOGITS = 0, 1, 2, 3, 4
+
+
+class Weights:
+    """Everything read-only of a model that kernels take, made once and kept alive."""
+
+    def __init__(self, model, capacity: int) -> None:
+        self.model = model
+        self.table = model.parameters[model.embedding_name]
+        self.head = self.table if model.config.tied else model.parameters[model.head_name]
+        self.final_norm = model.final_norm().contiguous()
+        cosine, sine = model.tables(capacity)
+        self.cosine, self.sine = cosine.contiguous(), sine.contiguous()
+        self._made: dict[str, Tensor] = {}
+
+    def made(self, name: str, make: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return a tensor derived from the parameter ``name``, made on first use."""
+        if name not in self._made:
+            self._made[name] = make(self.model.parameters[name]).float().contiguous()
+        return self._made[name]
+
+    def one_plus(self, name: str) -> Tensor:
+        """Effective factor of a norm that stores ``w`` and uses ``1 + w``."""
+        return self.made(name, lambda w: w + 1)
+
+    def qk_norm(self, layer: GatedAttention) -> Tensor:
+        """Effective factors ``[heads + kv_heads, D]`` of the query and key norms."""
+        base = f'model.layers.{layer.index}.self_attn'
+        k = self.model.parameters[f'{base}.k_norm.weight'] + 1
+        return self.made(f'{base}.q_norm.weight', lambda q: torch.cat((
+            (q + 1).expand(layer.heads, -1), k.expand(layer.kv_heads, -1))))
+
+
+class Decode:
+    """
+    The launches of one token.
+
+    :ivar x: ``[hidden]`` fp32 residual stream; whoever embeds writes it first.
+    """
+
+    def __init__(self, model, arena: Arena, weights: Weights, tools: Toolbox,
+                 x: Tensor | None = None) -> None:
+        self.arena, self.weights, self.tools = arena, weights, tools
+        config = model.config
+        widest, joined = config.hidden, 1
+        for layer in model.layers:
+            if isinstance(layer, GatedDeltaNet):
+                values = layer.value_heads * layer.value_dim
+                widest = max(widest, layer.channels + values + 2 * layer.value_heads)
+                joined = max(joined, values)
+            elif isinstance(layer, GatedAttention):
+                widest = max(widest, 2 * (layer.heads + layer.kv_heads) * layer.head_dim)
+                joined = max(joined, layer.heads * layer.head_dim)
+            elif isinstance(layer, GatedMLP):
+                widest = max(widest, layer.intermediate)
+            else:
+                raise Incompatible(f'{type(layer).__name__} has no CUDA form; configure device '
+                                   'cpu.')
+        device = arena.device
+        self.x = torch.zeros(config.hidden, device=device) if x is None else x
+        self._wide = torch.zeros(widest, device=device)
+        self._mixed = torch.zeros(joined, device=device)
+        self._attention_work: tuple[Tensor, Tensor, Tensor] | None = None
+        self.layers: list[Launch] = []
+        for layer in model.layers:
+            if isinstance(layer, GatedDeltaNet):
+                self._delta(layer)
+            elif isinstance(layer, GatedAttention):
+                self._attention(layer)
+            else:
+                self._mlp(layer)
+
+    def run(self) -> None:
+        """Queue all layers; ``x`` holds the embedding before and the last residual after."""
+        for launch in self.layers:
+            launch()
+
+    def head(self, counter: Tensor | None, rows: Tensor | None = None,
+             shift: Tensor | None = None) -> Launch:
+        """
+        Return the launch of final norm and head: logits; the position moves on.
+
+        :param counter: the sampler's counter, if it moves on too.
+        :param rows: ``[T, hidden]`` residual streams to take the last live one of.
+        :param shift: int64 number of live rows.
+        """
+        weights, arena = self.weights, self.arena
+        config = weights.model.config
+        return self.product(
+            weights.head, self.x if rows is None else rows, arena['logits'], NORMED, LOGITS,
+            norm=weights.final_norm, eps=config.norm_eps, position=arena[POSITION],
+            counter=counter, shift=shift)
+
+    def product(self, weight: Tensor, x: Tensor, out: Tensor, prologue: int, epilogue: int, *,
+                norm: Tensor | None = None, eps: float = 0.0, z: Tensor | None = None,
+                window: Tensor | None = None, taps: Tensor | None = None,
+                position: Tensor | None = None, counter: Tensor | None = None,
+                shift: Tensor | None = None, head: int = 1) -> Launch:
+        """Return a launch of ``gemv.cu``; see there."""
+        rows, depth = weight.shape
+        vector = 16 // weight.element_size()
+        steps = -(-depth // vector // 32)
+        together, unroll, blocks = tiling(rows, steps, epilogue)
+        defines = {'K': depth, 'N': rows // 2 if epilogue == SWIGLU else rows, 'ROWS': together,
+                   'UNROLL': unroll, 'BLOCKS': blocks, 'PROLOGUE': prologue,
+                   'EPILOGUE': epilogue}
+        if prologue == GATED:
+            defines['HEAD'] = head
+        if epilogue == CONV:
+            defines.update(CHANNELS=taps.shape[1], TAPS=taps.shape[0])
+        kernel = self.tools.kernel('gemv.cu', 'gemv', **defines)
+        tasks = -(-rows // together)
+        grid = spread(-(-tasks // 8), self.tools.multiprocessors * blocks)
+        return Launch(kernel, (grid,), 256, (
+            weight, x, norm, float(eps), z, out, window, taps, position, counter, shift),
+            shared=depth * 4)
+
+    def _delta(self, layer: GatedDeltaNet) -> None:
+        weights, arena = self.weights, self.arena
+        parameters = weights.model.parameters
+        base = f'model.layers.{layer.index}'
+        mixer = f'{base}.linear_attn'
+        inner, values = parameters[f'{mixer}.in'], layer.value_heads * layer.value_dim
+        mixed = self._wide[:inner.shape[0]]
+        state = arena[f'layers.{layer.index}.recurrent']
+        self.layers.append(self.product(
+            inner, self.x, mixed, NORMED, CONV,
+            norm=weights.one_plus(f'{base}.input_layernorm.weight'), eps=layer.eps,
+            window=arena[f'layers.{layer.index}.conv'], taps=parameters[f'{mixer}.conv1d.weight']))
+        columns = min(32, layer.value_dim)
+        kernel = self.tools.kernel(
+            'delta.cu', 'delta', HK=layer.key_heads, HV=layer.value_heads, DK=layer.key_dim,
+            DV=layer.value_dim, DVS=columns)
+        out = self._mixed[:values]
+        self.layers.append(Launch(
+            kernel, (layer.value_dim // columns, layer.value_heads), 256, (
+                mixed, state, weights.made(f'{mixer}.A_log', lambda a: -a.exp()),
+                parameters[f'{mixer}.dt_bias'], out)))
+        self.layers.append(self.product(
+            parameters[f'{mixer}.out_proj.weight'], out, self.x, GATED, RESIDUAL,
+            norm=parameters[f'{mixer}.norm.weight'], eps=layer.eps,
+            z=mixed[layer.channels:], head=layer.value_dim))
+
+    def _attention(self, layer: GatedAttention) -> None:
+        weights, arena = self.weights, self.arena
+        parameters = weights.model.parameters
+        base = f'model.layers.{layer.index}'
+        mixer = f'{base}.self_attn'
+        inner, dim = parameters[f'{mixer}.in'], layer.head_dim
+        mixed = self._wide[:inner.shape[0]]
+        self.layers.append(self.product(
+            inner, self.x, mixed, NORMED, STORE,
+            norm=weights.one_plus(f'{base}.input_layernorm.weight'), eps=layer.eps))
+        group = layer.heads // layer.kv_heads
+        splits = -(-arena.capacity // SPLIT)
+        if self._attention_work is None:
+            device = arena.device
+            self._attention_work = (
+                torch.zeros(layer.kv_heads * splits * group * dim, device=device),
+                torch.zeros(layer.kv_heads * splits * group * 2, device=device),
+                torch.zeros(layer.kv_heads, dtype=torch.int32, device=device))
+        vector = 16 // weights.table.element_size()
+        slots = 256 // (dim // vector)
+        kernel = self.tools.kernel(
+            'attend.cu', 'attend', HK=layer.kv_heads, GROUP=group, D=dim, SPLIT=SPLIT,
+            ROTARY=weights.cosine.shape[-1])
+        out = self._mixed[:layer.heads * dim]
+        self.layers.append(Launch(kernel, (splits, layer.kv_heads), 256, (
+            mixed, arena[f'layers.{layer.index}.k'], arena[f'layers.{layer.index}.v'],
+            arena[POSITION], weights.qk_norm(layer), float(layer.eps), weights.cosine,
+            weights.sine, *self._attention_work, out),
+            shared=4 * group * (dim + SPLIT + slots * dim)))
+        self.layers.append(self.product(
+            parameters[f'{mixer}.o_proj.weight'], out, self.x, PLAIN, RESIDUAL))
+
+    def _mlp(self, layer: GatedMLP) -> None:
+        weights = self.weights
+        base = f'model.layers.{layer.index}'
+        inner = self._wide[:layer.intermediate]
+        self.layers.append(self.product(
+            weights.model.parameters[f'{base}.mlp.in'], self.x, inner, NORMED, SWIGLU,
+            norm=weights.one_plus(f'{base}.post_attention_layernorm.weight'), eps=layer.eps))
+        self.layers.append(self.product(
+            weights.model.parameters[f'{base}.mlp.down_proj.weight'], inner, self.x, PLAIN,
+            RESIDUAL))
+
+
+def tiling(rows: int, steps: int, epilogue: int) -> tuple[int, int, int]:
+    """
+    Return rows a warp takes at once, vectors a batch, and blocks a multiprocessor.
+
+    About eight 16-byte loads a lane stay in flight; narrow outputs take one row a warp, so that
+    there are enough warps. The choice is by shape alone, never by timing: it decides bits.
+    """
+    together = 1 if rows <= 4096 else 2
+    if epilogue == SWIGLU:
+        together = 2
+    unroll = max(1, 8 // together)
+    if steps <= unroll:
+        return together, steps, 2
+    batches = -(-steps // unroll)
+    return together, -(-steps // batches), 2
+
+
+def spread(blocks: int, slots: int) -> int:
+    """Return a grid of at most ``slots`` blocks that share ``blocks`` of work evenly."""
+    rounds = -(-blocks // slots)
+    return -(-blocks // rounds)

@@ -1,0 +1,152 @@
+"""
+Load machine code and launch it through the CUDA driver, also inside a stream capture.
+
+The driver is called through ctypes: a launch outside a graph (a restore) must cost microseconds,
+and nothing but ``libcuda`` is needed. Pointers are raw addresses; whoever launches keeps the
+tensors alive.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from flashrt_ros.cuda.compiler import compile_source
+from flashrt_ros.errors import DeviceFault
+
+_SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class _Attribute(ctypes.Structure):
+    _fields_ = [('id', ctypes.c_int), ('pad', ctypes.c_int), ('value', ctypes.c_int * 16)]
+
+
+class _Config(ctypes.Structure):
+    _fields_ = [('grid', ctypes.c_uint * 3), ('block', ctypes.c_uint * 3),
+                ('shared', ctypes.c_uint), ('stream', ctypes.c_void_p),
+                ('attributes', ctypes.c_void_p), ('count', ctypes.c_uint)]
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """
+    Return the driver's library.
+
+    :raises DeviceFault: where there is none.
+    """
+    for name in ('libcuda.so.1', 'nvcuda.dll'):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise DeviceFault('this machine has no CUDA driver (libcuda.so.1); install the driver, or '
+                      'configure device cpu.')
+
+
+def check(status: int, what: str) -> None:
+    """
+    Turn a driver's status into an exception.
+
+    :raises DeviceFault: for any status but success.
+    """
+    if status:
+        text = ctypes.c_char_p()
+        library().cuGetErrorString(ctypes.c_int(status), ctypes.byref(text))
+        reason = text.value.decode() if text.value else 'unknown error'
+        raise DeviceFault(f'{what} failed: {reason} (CUDA error {status}).')
+
+
+def architecture(device: torch.device) -> str:
+    """Return the architecture to compile for, ``sm_90``."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f'sm_{major}{minor}'
+
+
+class Launch:
+    """
+    One kernel with its grid and arguments bound: calling it queues it on the current stream.
+
+    :param args: tensors (their addresses are taken), ``int`` (as int32), ``float`` (as fp32),
+        None (a null pointer) or a ctypes structure (by value).
+    :param chained: may start while the kernel in front of it ends (the kernel waits by itself).
+    """
+
+    def __init__(self, kernel: Kernel, grid: tuple[int, ...], block: int, args: tuple,
+                 shared: int = 0, chained: bool = True) -> None:
+        self.kernel, self.grid, self.block, self.shared = kernel, grid, block, shared
+        self._keep = args
+        self._values = [_packed(value) for value in args]
+        self._pointers = (ctypes.c_void_p * max(1, len(args)))(
+            *(ctypes.addressof(value) for value in self._values))
+        self._attribute = _Attribute(_SERIALIZATION, 0)
+        self._attribute.value[0] = 1
+        padded = (*grid, 1, 1)[:3]
+        self._config = _Config(
+            (ctypes.c_uint * 3)(*padded), (ctypes.c_uint * 3)(block, 1, 1), shared, None,
+            ctypes.addressof(self._attribute), 1 if chained and kernel.chains else 0)
+        self._config_at = ctypes.byref(self._config)
+        self._launch = library().cuLaunchKernelEx
+        if shared > kernel.shared:
+            check(library().cuFuncSetAttribute(kernel.handle, _MAX_DYNAMIC_SHARED, shared),
+                  f'asking for {shared} bytes of shared memory for {kernel.name}')
+            kernel.shared = shared
+
+    def __call__(self) -> None:
+        self._config.stream = torch.cuda.current_stream().cuda_stream
+        status = self._launch(self._config_at, self.kernel.handle, self._pointers, None)
+        if status:
+            check(status, f'launching {self.kernel.name}')
+
+
+def _packed(value: object) -> ctypes._SimpleCData | ctypes.Structure:
+    if isinstance(value, Tensor):
+        return ctypes.c_void_p(value.data_ptr())
+    if value is None:
+        return ctypes.c_void_p(0)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    return ctypes.c_int(value) if isinstance(value, int) else ctypes.c_float(value)
+
+
+class Kernel:
+    """A function of loaded machine code."""
+
+    def __init__(self, module: ctypes.c_void_p, name: str, chains: bool) -> None:
+        self.name, self.chains, self.shared = name, chains, 48 << 10
+        self.handle = ctypes.c_void_p()
+        check(library().cuModuleGetFunction(ctypes.byref(self.handle), module, name.encode()),
+              f'finding the kernel {name}')
+        if hasattr(library(), 'cuFuncLoad'):  # lazily loaded code must not load within a capture
+            check(library().cuFuncLoad(self.handle), f'loading the kernel {name}')
+
+
+class Toolbox:
+    """Compiled kernels of one device and one element type; each variant is compiled once."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device = device
+        self.arch = architecture(device)
+        self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._element = dtype.itemsize * 8
+        self._modules: dict[tuple, ctypes.c_void_p] = {}
+        self._kernels: dict[tuple, Kernel] = {}
+        torch.zeros(1, device=device)  # makes the primary context current
+
+    def kernel(self, source: str, name: str, **defines: int) -> Kernel:
+        """Return a kernel of ``sources/<source>`` compiled with these macros."""
+        key = (source, *sorted(defines.items()))
+        if key not in self._modules:
+            code = compile_source(source, {'ELEMENT': self._element, **defines}, self.arch)
+            module = ctypes.c_void_p()
+            with torch.cuda.device(self.device):
+                check(library().cuModuleLoadData(ctypes.byref(module), code),
+                      f'loading {source} for {self.arch}')
+            self._modules[key] = module
+        if (key, name) not in self._kernels:
+            chains = torch.cuda.get_device_capability(self.device) >= (9, 0)
+            self._kernels[key, name] = Kernel(self._modules[key], name, chains)
+        return self._kernels[key, name]

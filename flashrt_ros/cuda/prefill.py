@@ -1,0 +1,238 @@
+"""
+A grid chunk: library matrix products with our own kernels between them.
+
+A bucket of fixed size is always run whole; how many of its tokens are live is a device scalar, so
+one captured graph serves every length at every position. Dead tokens are computed and dropped:
+rows, windows and states see live tokens alone. A result depends on the bucket, the live count,
+the position and the state, and bucket follows from count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from flashrt_ros.arena import Arena, POSITION
+from flashrt_ros.cuda.decode import Decode, Weights
+from flashrt_ros.cuda.driver import Launch, Toolbox
+from flashrt_ros.models.layers.attention import GatedAttention
+from flashrt_ros.models.layers.delta_net import GatedDeltaNet
+from flashrt_ros.models.layers.mlp import GatedMLP
+from flashrt_ros.plan import TOKENS
+
+SPLIT = 2048  # rows of keys a block attends to; fixed, so that bits depend on the position only
+SPLIT_SHORT = 512  # for short buckets, whose few query rows would leave the device idle
+BLOCK = 64  # tokens of a block of the delta rule
+
+
+class Room:
+    """Work space that all buckets share, by name; grown while plans are built, never after."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._store: dict[str, Tensor] = {}
+
+    def plan(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Note that ``name`` must hold this much."""
+        count = 1
+        for size in shape:
+            count *= size
+        have = self._store.get(name)
+        if have is None or have.numel() < count:
+            self._store[name] = torch.zeros(count, dtype=dtype, device=self._device)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """Return a contiguous view of what was planned."""
+        count = 1
+        for size in shape:
+            count *= size
+        return self._store[name][:count].view(shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all work space."""
+        return sum(tensor.nbytes for tensor in self._store.values())
+
+
+class Prefill:
+    """
+    The launches of one bucket.
+
+    :param inbox: int32 ids ``[>= size]`` on the device; ``count`` int64 scalar beside them.
+    """
+
+    def __init__(self, model, arena: Arena, weights: Weights, tools: Toolbox, decode: Decode,
+                 room: Room, size: int, inbox: Tensor, count: Tensor) -> None:
+        self.model, self.arena, self.weights, self.tools = model, arena, weights, tools
+        self.room, self.size, self.count = room, size, count
+        config = model.config
+        self._hidden = config.hidden
+        self._mlp_width = next(
+            layer.intermediate for layer in model.layers if isinstance(layer, GatedMLP))
+        self.ops: list[Callable[[], None]] = []
+        self._products: list[Callable[[], None]] = []
+        self._plan_room()
+        x = room.take('x', size, config.hidden)
+        self._h = room.take('h', size, config.hidden)
+        self._y = room.take('y', size, config.hidden)
+        self._x, self._pending = x, False
+        self._launch('chunk.cu', 'embed_rows', (size,), 256, (
+            inbox, count, arena[POSITION], weights.table, x, arena[TOKENS]), **self._dense())
+        for layer in model.layers:
+            if isinstance(layer, GatedDeltaNet):
+                self._delta(layer)
+            elif isinstance(layer, GatedAttention):
+                self._attention(layer)
+            else:
+                self._mlp(layer)
+        self._norm(None, 0.0, None)
+        self.ops.append(decode.head(None, rows=x, shift=count))
+
+    def run(self) -> None:
+        """Queue the whole chunk."""
+        for op in self.ops:
+            op()
+
+    def warm_up(self) -> None:
+        """Run the library products once, in work space only, so that a capture finds them."""
+        for product in self._products:
+            product()
+
+    def _dense(self) -> dict[str, int]:
+        return {'HIDDEN': self._hidden, 'MLP': self._mlp_width}
+
+    def _plan_room(self) -> None:
+        room, size, dtype = self.room, self.size, self.model.dtype
+        wide, joined = 0, 0
+        for layer in self.model.layers:
+            if isinstance(layer, GatedDeltaNet):
+                values = layer.value_heads * layer.value_dim
+                wide = max(wide, layer.channels + values + 2 * layer.value_heads)
+                joined = max(joined, values)
+                padded = max(size, BLOCK)
+                room.plan('conv', (padded, layer.channels), torch.float32)
+                room.plan('read', (padded, values), torch.float32)
+                places = -(-size // BLOCK) * layer.value_heads
+                for name, width in (('fresh', layer.value_dim), ('seen', layer.key_dim),
+                                    ('reads', layer.key_dim), ('writes', layer.key_dim),
+                                    ('attend', BLOCK)):
+                    room.plan(name, (places, BLOCK, width), torch.float32)
+                room.plan('whole', (places,), torch.float32)
+            elif isinstance(layer, GatedAttention):
+                wide = max(wide, 2 * (layer.heads + layer.kv_heads) * layer.head_dim)
+                joined = max(joined, layer.heads * layer.head_dim)
+                splits = -(-self.arena.capacity // self._split())
+                room.plan('q', (size, layer.heads, layer.head_dim), dtype)
+                room.plan('partial', (splits, size, layer.heads, layer.head_dim), torch.float32)
+                room.plan('marks', (splits, size, layer.heads, 2), torch.float32)
+        room.plan('x', (size, self._hidden), torch.float32)
+        room.plan('h', (size, self._hidden), dtype)
+        room.plan('y', (size, self._hidden), dtype)
+        room.plan('mixed', (size, max(wide, 2 * self._mlp_width)), dtype)
+        room.plan('joined', (size, max(joined, self._mlp_width)), dtype)
+
+    def _split(self) -> int:
+        return SPLIT if self.size > 128 else SPLIT_SHORT
+
+    def _launch(self, source: str, name: str, grid: tuple[int, ...], block: int, args: tuple,
+                shared: int = 0, **defines: int) -> None:
+        kernel = self.tools.kernel(source, name, **defines)
+        self.ops.append(Launch(kernel, grid, block, args, shared, chained=False))
+
+    def _product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        turned = weight.t()
+
+        def product() -> None:
+            torch.mm(x, turned, out=out)
+
+        self.ops.append(product)
+        self._products.append(product)
+
+    def _norm(self, norm: Tensor | None, eps: float, out: Tensor | None) -> None:
+        """Add what the last block left to the residual stream and norm it."""
+        self._launch('chunk.cu', 'norm_rows', (self.size,), 256, (
+            self._x, self._y if self._pending else None, norm, float(eps), out), **self._dense())
+        self._pending = True
+
+    def _delta(self, layer: GatedDeltaNet) -> None:
+        room, size, arena, weights = self.room, self.size, self.arena, self.weights
+        parameters = self.model.parameters
+        base = f'model.layers.{layer.index}'
+        mixer = f'{base}.linear_attn'
+        inner = parameters[f'{mixer}.in']
+        taps = parameters[f'{mixer}.conv1d.weight']
+        heads, k_dim, v_dim = layer.value_heads, layer.key_dim, layer.value_dim
+        columns = min(v_dim, 32 if heads >= 32 else 16)
+        sizes = {'CHANNELS': layer.channels, 'TAPS': layer.kernel, 'HK': layer.key_heads,
+                 'HV': heads, 'DK': k_dim, 'DV': v_dim, 'DVS': columns}
+        mixed = room.take('mixed', size, inner.shape[0])
+        conv = room.take('conv', max(size, BLOCK), layer.channels)
+        read = room.take('read', max(size, BLOCK), heads * v_dim)
+        blocks = -(-size // BLOCK)
+        work = [room.take(name, blocks * heads, BLOCK, width) for name, width in (
+            ('fresh', v_dim), ('seen', k_dim), ('reads', k_dim), ('writes', k_dim),
+            ('attend', BLOCK))]
+        work.append(room.take('whole', blocks * heads))
+        self._norm(weights.one_plus(f'{base}.input_layernorm.weight'), layer.eps, self._h)
+        self._product(self._h, inner, mixed)
+        self._launch('chunk.cu', 'conv_rows', (-(-layer.channels // 256), -(-size // 32)), 256, (
+            mixed, self.count, arena[f'layers.{layer.index}.conv'], taps, conv), **sizes)
+        self._launch('chunk.cu', 'delta_solve', (blocks, heads), 256, (
+            conv, mixed, self.count, weights.made(f'{mixer}.A_log', lambda a: -a.exp()),
+            parameters[f'{mixer}.dt_bias'], *work),
+            4 * (BLOCK * (BLOCK + 4) + 2 * BLOCK * (k_dim + 1)), **sizes)
+        self._launch('chunk.cu', 'delta_scan', (v_dim // columns, heads), 256, (
+            self.count, *work, arena[f'layers.{layer.index}.recurrent'], read),
+            4 * (BLOCK * (k_dim + 4) + BLOCK * (BLOCK + 4) + (k_dim + BLOCK) * columns), **sizes)
+        out = room.take('joined', size, heads * v_dim)
+        self._launch('chunk.cu', 'gate_rows', (-(-heads // 8), size), 256, (
+            read, mixed, self.count, parameters[f'{mixer}.norm.weight'], float(layer.eps), out),
+            **sizes)
+        self._product(out, parameters[f'{mixer}.out_proj.weight'], self._y)
+
+    def _attention(self, layer: GatedAttention) -> None:
+        room, size, arena, weights = self.room, self.size, self.arena, self.weights
+        parameters = self.model.parameters
+        base = f'model.layers.{layer.index}'
+        mixer = f'{base}.self_attn'
+        inner, dim = parameters[f'{mixer}.in'], layer.head_dim
+        group, split = layer.heads // layer.kv_heads, self._split()
+        splits = -(-arena.capacity // split)
+        sizes = {'HK': layer.kv_heads, 'GROUP': group, 'D': dim, 'SPLIT': split, 'SIZE': size,
+                 'ROTARY': weights.cosine.shape[-1]}
+        position = arena[POSITION]
+        k_rows, v_rows = (arena[f'layers.{layer.index}.{name}'] for name in 'kv')
+        mixed = room.take('mixed', size, inner.shape[0])
+        q = room.take('q', size, layer.heads, dim)
+        partial = room.take('partial', splits, size, layer.heads, dim)
+        marks = room.take('marks', splits, size, layer.heads, 2)
+        out = room.take('joined', size, layer.heads * dim)
+        self._norm(weights.one_plus(f'{base}.input_layernorm.weight'), layer.eps, self._h)
+        self._product(self._h, inner, mixed)
+        self._launch('chunk_attend.cu', 'qk_rows', (-(-(layer.heads + layer.kv_heads) // 8), size),
+                     256, (mixed, self.count, position, weights.qk_norm(layer), float(layer.eps),
+                           weights.cosine, weights.sine, q, k_rows, v_rows), **sizes)
+        wide = self.model.dtype is torch.float32
+        tile, block = (16, 256) if wide else (64, 128)
+        shared = (4 * (16 * dim + 32 * (2 * dim + 1) + 16 * 33) if wide
+                  else 2 * 3 * 64 * (dim + 8))
+        self._launch('chunk_attend.cu', 'attend_rows',
+                     (-(-size * group // tile), layer.kv_heads, splits), block,
+                     (q, k_rows, v_rows, self.count, position, partial, marks), shared, **sizes)
+        self._launch('chunk_attend.cu', 'join_rows', (layer.heads, size), 128, (
+            partial, marks, mixed, self.count, position, out), **sizes)
+        self._product(out, parameters[f'{mixer}.o_proj.weight'], self._y)
+
+    def _mlp(self, layer: GatedMLP) -> None:
+        room, size, weights = self.room, self.size, self.weights
+        base = f'model.layers.{layer.index}'
+        width, vector = layer.intermediate, 16 // weights.table.element_size()
+        mixed = room.take('mixed', size, 2 * width)
+        inner = room.take('joined', size, width)
+        self._norm(weights.one_plus(f'{base}.post_attention_layernorm.weight'), layer.eps, self._h)
+        self._product(self._h, self.model.parameters[f'{base}.mlp.in'], mixed)
+        self._launch('chunk.cu', 'swiglu_rows', (-(-width // (256 * vector)), size), 256,
+                     (mixed, inner), **self._dense())
+        self._product(inner, self.model.parameters[f'{base}.mlp.down_proj.weight'], self._y)

@@ -1,0 +1,296 @@
+// Gated attention of a grid chunk; the position and the live count are read from the device.
+//
+// The GROUP query heads of a KV head stand as neighbouring query rows, p = t GROUP + g, so keys
+// are read once for all of them. Keys are split by a fixed size SPLIT; the splits of a row are
+// joined in their order. Keys behind the live rows are never read.
+
+#define WIDTH ((2 * GROUP + 2) * HK * D)
+#define PACKED (SIZE * GROUP)
+
+// QK norm, rotary, row append. One warp a head; heads: HK GROUP queries, HK keys.
+extern "C" __global__ void __launch_bounds__(256)
+qk_rows(const elem* mixed, const i64* count, const i64* position, const float* qk_norm, float eps,
+        const float* cosine, const float* sine, elem* q, elem* k_rows, elem* v_rows) {
+    const int lane = threadIdx.x % 32, head = blockIdx.x * 8 + threadIdx.x / 32;
+    const int t = blockIdx.y;
+    if (head >= HK * (GROUP + 1) || t >= *count) return;
+    const i64 at = *position + t;
+    const bool key = head >= HK * GROUP;
+    const int kv = head - HK * GROUP;
+    const elem* row = mixed + (i64)t * WIDTH;
+    const elem* x = row + (key ? (2 * HK * GROUP + kv) * D : 2 * head * D);
+    const float* factor = qk_norm + head * D;
+    elem* out = key ? k_rows + (at * HK + kv) * D
+                    : q + ((i64)(head / GROUP) * PACKED + t * GROUP + head % GROUP) * D;
+    float sum = 0.0f;
+    for (int d = lane; d < D; d += 32) sum = fmaf(to_float(x[d]), to_float(x[d]), sum);
+    const float scale = rsqrtf(warp_sum(sum) / D + eps);
+    for (int d = lane; d < D; d += 32) {
+        float y = to_float(x[d]) * factor[d] * scale;
+        if (d < ROTARY) {
+            const int other = d < ROTARY / 2 ? d + ROTARY / 2 : d - ROTARY / 2;
+            y = y * cosine[at * ROTARY + d] +
+                to_float(x[other]) * factor[other] * scale * sine[at * ROTARY + d];
+        }
+        out[d] = from_float(y);
+    }
+    if (key)
+        for (int d = lane; d < D; d += 32)
+            v_rows[(at * HK + kv) * D + d] = row[(2 * HK * GROUP + HK + kv) * D + d];
+}
+
+#if ELEMENT == 16
+#define TILE 64
+#define PITCH (D + 8)  // elements; keeps 16-byte rows on different banks
+
+DEVICE u32 shared_at(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+
+DEVICE void copy_async(elem* to, const elem* from, bool live) {  // zeros where not live
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared_at(to)), "l"(from), "r"(live ? 16 : 0) : "memory");
+}
+
+DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> DEVICE void arrive() {
+    asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
+}
+
+DEVICE void matrices(u32 (&r)[4], const elem* at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_at(at)) : "memory");
+}
+
+DEVICE void matrices_turned(u32 (&r)[4], const elem* at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_at(at)) : "memory");
+}
+
+DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+DEVICE void load_rows(elem* to, const elem* rows, i64 first, int pitch, int live) {
+    for (int i = threadIdx.x; i < TILE * (D / 8); i += 128) {
+        const int r = i / (D / 8), c = i % (D / 8) * 8;
+        copy_async(to + r * PITCH + c, rows + (first + (r < live ? r : 0)) * pitch + c, r < live);
+    }
+}
+
+// Four warps, each 16 query rows against TILE keys at a time (online softmax in base 2).
+extern "C" __global__ void __launch_bounds__(128)
+attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* count,
+            const i64* position, float* partial, float* marks) {
+    extern __shared__ float4 shared[];
+    elem* qs = (elem*)shared;
+    elem* ks = qs + TILE * PITCH;
+    elem* vs = ks + TILE * PITCH;
+    const int kv = blockIdx.y, first = blockIdx.x * TILE, live = (int)*count;
+    if (first >= live * GROUP) return;
+    const i64 at = *position;
+    const i64 end = min(at + min(live, (first + TILE - 1) / GROUP + 1), (i64)(blockIdx.z + 1) * SPLIT);
+    const i64 begin = (i64)blockIdx.z * SPLIT;
+    if (begin >= end) return;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const elem* keys = k_rows + kv * D;
+    const elem* values = v_rows + kv * D;
+    load_rows(qs, q + (i64)kv * PACKED * D, first, D, min(TILE, PACKED - first));
+    load_rows(ks, keys, begin, HK * D, (int)min((i64)TILE, end - begin));
+    commit();
+    float o[D / 8][4], top[2] = {-INFINITE, -INFINITE}, sum[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int n = 0; n < D / 8; ++n) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
+    const int row = first + warp * 16 + lane / 4;  // and row + 8
+    const i64 reach[2] = {at + row / GROUP, at + (row + 8) / GROUP};  // last key of each row
+    const float scale = rsqrtf((float)D) * 1.44269504f;
+    for (i64 base = begin; base < end; base += TILE) {
+        load_rows(vs, values, base, HK * D, (int)min((i64)TILE, end - base));
+        commit();
+        arrive<1>();
+        __syncthreads();
+        float s[TILE / 8][4];
+#pragma unroll
+        for (int n = 0; n < TILE / 8; ++n) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0.0f;
+#pragma unroll 4
+        for (int d = 0; d < D; d += 16) {
+            u32 a[4];
+            matrices(a, qs + (warp * 16 + lane % 16) * PITCH + d + lane / 16 * 8);
+#pragma unroll
+            for (int n = 0; n < TILE / 16; ++n) {
+                u32 b[4];
+                matrices(b, ks + (n * 16 + lane % 8 + lane / 16 * 8) * PITCH + d + lane / 8 % 2 * 8);
+                multiply(s[2 * n], a, b[0], b[1]);
+                multiply(s[2 * n + 1], a, b[2], b[3]);
+            }
+        }
+        __syncthreads();
+        if (base + TILE < end)
+            load_rows(ks, keys, base + TILE, HK * D, (int)min((i64)TILE, end - base - TILE));
+        commit();
+        u32 p[TILE / 8][2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float peak = top[half];
+#pragma unroll
+            for (int n = 0; n < TILE / 8; ++n)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const i64 key = base + n * 8 + lane % 4 * 2 + i;
+                    float& x = s[n][2 * half + i];
+                    x = key <= reach[half] && key < end ? x * scale : -INFINITE;
+                    peak = fmaxf(peak, x);
+                }
+            peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
+            peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
+            const float shift = peak == -INFINITE ? 0.0f : peak;
+            const float shrink = exp2f(top[half] - shift);
+            float line = 0.0f;
+#pragma unroll
+            for (int n = 0; n < TILE / 8; ++n) {
+                const float x = exp2f(s[n][2 * half] - shift);
+                const float y = exp2f(s[n][2 * half + 1] - shift);
+                line += x + y;
+                p[n][half] = pack_bf16(x, y);
+            }
+            top[half] = peak;
+            sum[half] = sum[half] * shrink + line;
+#pragma unroll
+            for (int n = 0; n < D / 8; ++n) {
+                o[n][2 * half] *= shrink;
+                o[n][2 * half + 1] *= shrink;
+            }
+        }
+        arrive<1>();
+        __syncthreads();
+#pragma unroll
+        for (int k = 0; k < TILE / 16; ++k) {
+            const u32 a[4] = {p[2 * k][0], p[2 * k][1], p[2 * k + 1][0], p[2 * k + 1][1]};
+#pragma unroll
+            for (int n = 0; n < D / 16; ++n) {
+                u32 b[4];
+                matrices_turned(b, vs + (k * 16 + lane % 16) * PITCH + n * 16 + lane / 16 * 8);
+                multiply(o[2 * n], a, b[0], b[1]);
+                multiply(o[2 * n + 1], a, b[2], b[3]);
+            }
+        }
+        __syncthreads();
+    }
+    arrive<0>();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int mine = row + 8 * half;
+        float line = sum[half];
+        line += __shfl_xor_sync(0xffffffffu, line, 1);
+        line += __shfl_xor_sync(0xffffffffu, line, 2);
+        if (mine >= live * GROUP) continue;
+        const i64 place = ((i64)blockIdx.z * HK + kv) * PACKED + mine;
+        if (lane % 4 == 0) { marks[2 * place] = top[half]; marks[2 * place + 1] = line; }
+#pragma unroll
+        for (int n = 0; n < D / 8; ++n)
+            *(float2*)(partial + place * D + n * 8 + lane % 4 * 2) =
+                make_float2(o[n][2 * half], o[n][2 * half + 1]);
+    }
+}
+
+#else
+// fp32: 16 query rows against 32 keys at a time, no tensor cores: exact rather than fast.
+#define TILE 16
+#define KEYS 32
+
+extern "C" __global__ void __launch_bounds__(256)
+attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* count,
+            const i64* position, float* partial, float* marks) {
+    extern __shared__ float4 shared[];
+    float* qs = (float*)shared;            // [TILE][D]
+    float* ks = qs + TILE * D;             // [KEYS][D + 1]
+    float* vs = ks + KEYS * (D + 1);       // [KEYS][D]
+    float* s = vs + KEYS * D;              // [TILE][KEYS + 1]
+    const int kv = blockIdx.y, first = blockIdx.x * TILE, live = (int)*count;
+    if (first >= live * GROUP) return;
+    const i64 at = *position;
+    const i64 end = min(at + min(live, (first + TILE - 1) / GROUP + 1), (i64)(blockIdx.z + 1) * SPLIT);
+    const i64 begin = (i64)blockIdx.z * SPLIT;
+    if (begin >= end) return;
+    const int tid = threadIdx.x, r = tid / 16, c = tid % 16, row = first + r;
+    for (int i = tid; i < TILE * D; i += 256)
+        qs[i] = first + i / D < live * GROUP ? q[((i64)kv * PACKED + first) * D + i] : 0.0f;
+    float o[(D + 15) / 16] = {}, top = -INFINITE, sum = 0.0f;
+    const i64 reach = at + row / GROUP;
+    const float scale = rsqrtf((float)D) * 1.44269504f;
+    for (i64 base = begin; base < end; base += KEYS) {
+        __syncthreads();
+        for (int i = tid; i < KEYS * D; i += 256) {
+            const int key = i / D, d = i % D;
+            const bool here = base + key < end;
+            ks[key * (D + 1) + d] = here ? k_rows[((base + key) * HK + kv) * D + d] : 0.0f;
+            vs[i] = here ? v_rows[((base + key) * HK + kv) * D + d] : 0.0f;
+        }
+        __syncthreads();
+        float x[2], peak = top;
+        for (int i = 0; i < 2; ++i) {
+            const int key = c + 16 * i;
+            float dot = 0.0f;
+            for (int d = 0; d < D; ++d) dot = fmaf(qs[r * D + d], ks[key * (D + 1) + d], dot);
+            x[i] = base + key <= reach && base + key < end ? dot * scale : -INFINITE;
+            peak = fmaxf(peak, x[i]);
+        }
+        for (int offset = 8; offset; offset >>= 1)
+            peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, offset));
+        const float shift = peak == -INFINITE ? 0.0f : peak, shrink = exp2f(top - shift);
+        float line = 0.0f;
+        for (int i = 0; i < 2; ++i) {
+            const float p = exp2f(x[i] - shift);
+            s[r * (KEYS + 1) + c + 16 * i] = p;
+            line += p;
+        }
+        for (int offset = 8; offset; offset >>= 1)
+            line += __shfl_xor_sync(0xffffffffu, line, offset);
+        top = peak;
+        sum = sum * shrink + line;
+        __syncwarp();
+        for (int i = 0; i < (D + 15) / 16; ++i) {
+            const int d = c + 16 * i;
+            float y = o[i] * shrink;
+            if (d < D)
+                for (int key = 0; key < KEYS; ++key)
+                    y = fmaf(s[r * (KEYS + 1) + key], vs[key * D + d], y);
+            o[i] = y;
+        }
+    }
+    if (row >= live * GROUP) return;
+    const i64 place = ((i64)blockIdx.z * HK + kv) * PACKED + row;
+    if (c == 0) { marks[2 * place] = top; marks[2 * place + 1] = sum; }
+    for (int i = 0; i < (D + 15) / 16; ++i)
+        if (c + 16 * i < D) partial[place * D + c + 16 * i] = o[i];
+}
+#endif
+
+// Join the splits of every row and apply the output gate: out [SIZE][HK GROUP][D].
+extern "C" __global__ void __launch_bounds__(128)
+join_rows(const float* partial, const float* marks, const elem* mixed, const i64* count,
+          const i64* position, elem* out) {
+    const int head = blockIdx.x, t = blockIdx.y;
+    elem* to = out + ((i64)t * HK * GROUP + head) * D;
+    if (t >= *count) {  // never computed: keep the product behind it finite
+        for (int d = threadIdx.x; d < D; d += 128) to[d] = from_float(0.0f);
+        return;
+    }
+    const int splits = (int)((*position + t) / SPLIT) + 1;
+    const i64 pitch = (i64)HK * PACKED;
+    const i64 place = (i64)(head / GROUP) * PACKED + t * GROUP + head % GROUP;
+    float top = -INFINITE, sum = 0.0f;
+    for (int s = 0; s < splits; ++s) top = fmaxf(top, marks[2 * (s * pitch + place)]);
+    for (int s = 0; s < splits; ++s)
+        sum = fmaf(marks[2 * (s * pitch + place) + 1],
+                   exp2f(marks[2 * (s * pitch + place)] - top), sum);
+    for (int d = threadIdx.x; d < D; d += 128) {
+        float y = 0.0f;
+        for (int s = 0; s < splits; ++s)
+            y = fmaf(partial[(s * pitch + place) * D + d],
+                     exp2f(marks[2 * (s * pitch + place)] - top), y);
+        const float gate = to_float(mixed[(i64)t * WIDTH + 2 * head * D + D + d]);
+        to[d] = from_float(y / sum * sigmoid(gate));
+    }
+}

@@ -1,0 +1,90 @@
+// Helpers of all kernels. No header is included, so NVRTC needs nothing but this package.
+//
+// The element type of weights and rows is chosen by ELEMENT: 16 for bfloat16, 32 for float.
+// Everything else is fp32. Vectors are 16 bytes: VEC elements.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#if ELEMENT == 16
+typedef u16 elem;
+#define VEC 8
+#else
+typedef float elem;
+#define VEC 4
+#endif
+
+#define DEVICE __device__ __forceinline__
+
+DEVICE float bf16_float(u32 bits) { return __uint_as_float(bits << 16); }
+
+DEVICE u32 pack_bf16(float low, float high) {
+    u32 out;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(out) : "f"(high), "f"(low));
+    return out;
+}
+
+#if ELEMENT == 16
+DEVICE float to_float(elem x) { return bf16_float(x); }
+DEVICE elem from_float(float x) { return (u16)pack_bf16(x, 0.0f); }
+#else
+DEVICE float to_float(elem x) { return x; }
+DEVICE elem from_float(float x) { return x; }
+#endif
+
+// Widen the VEC elements of a 16-byte vector.
+DEVICE void widen(const uint4& raw, float (&out)[VEC]) {
+    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#if ELEMENT == 16
+        out[2 * i] = __uint_as_float(words[i] << 16);
+        out[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+#else
+        out[i] = __uint_as_float(words[i]);
+#endif
+    }
+}
+
+// Read-only bytes that are used once: they need no place in L1.
+DEVICE uint4 load_once(const void* at) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    return v;
+}
+
+DEVICE float warp_sum(float x) {
+#pragma unroll
+    for (int offset = 16; offset; offset >>= 1) x += __shfl_xor_sync(0xffffffffu, x, offset);
+    return x;
+}
+
+DEVICE float warp_max(float x) {
+#pragma unroll
+    for (int offset = 16; offset; offset >>= 1)
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, offset));
+    return x;
+}
+
+DEVICE float sigmoid(float x) { return 1.0f / (1.0f + __expf(-x)); }
+DEVICE float silu(float x) { return x / (1.0f + __expf(-x)); }
+DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+// Programmatic dependent launch: the next kernel may start, and this one waits for its inputs.
+// What lies before wait_inputs() may read nothing that an earlier kernel of the graph writes.
+DEVICE void start_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+DEVICE void wait_inputs() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+#define INFINITE __int_as_float(0x7f800000)

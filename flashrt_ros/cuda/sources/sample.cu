@@ -1,0 +1,286 @@
+// Choose the next token, hand it to the host, put its embedding in front of the first layer.
+//
+// No sort: thresholds of top-k (by count) and top-p (by mass) are found by radix selection over
+// the 32-bit keys of the logits, 11 bits a pass. Probabilities are fixed-point integers (2^-44 of
+// the largest), so sums do not depend on their order and the choice is the same on every run and
+// every device. BLOCKS blocks must be resident together: they meet at a barrier.
+//
+// V: vocabulary.  HIDDEN: width of the embedding.
+
+#define THREADS 512
+#define SPAN ((V + BLOCKS - 1) / BLOCKS)  // ids of a block
+#define EACH ((SPAN + THREADS - 1) / THREADS)  // ids of a thread, neighbours
+#define BINS 2048
+#define ONE 17592186044416.0  // 2^44
+
+struct Work {  // zero before the first launch; whoever uses a part leaves it zero
+    u32 arrived, round, finished, unused;
+    u64 best;                // key and inverted id of the largest logit
+    u64 bins[6][BINS];       // three passes by count, three by mass
+    u64 sums[3][BLOCKS];     // ties by block, ties by block, kept mass by block
+    u32 limits[2];           // last id of the kept ties
+};
+
+DEVICE u32 key_of(float x) {  // unsigned order equals float order
+    const u32 bits = __float_as_uint(x);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+DEVICE float float_of(u32 key) {
+    return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+DEVICE void meet(Work* work) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        volatile u32* round = &work->round;
+        const u32 before = *round;
+        __threadfence();
+        if (atomicAdd(&work->arrived, 1u) == BLOCKS - 1) {
+            work->arrived = 0;
+            __threadfence();
+            atomicAdd(&work->round, 1u);
+        } else {
+            while (*round == before) {}
+        }
+        __threadfence();
+    }
+    __syncthreads();
+}
+
+DEVICE u64 look(const u64* at) { return *(const volatile u64*)at; }
+
+// Inclusive sums over the threads of a block; returns this thread's.
+DEVICE u64 scan(u64 x, u64* room) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+#pragma unroll
+    for (int offset = 1; offset < 32; offset <<= 1) {
+        const u64 other = __shfl_up_sync(0xffffffffu, x, offset);
+        if (lane >= offset) x += other;
+    }
+    __syncthreads();
+    if (lane == 31) room[warp] = x;
+    __syncthreads();
+    for (int w = 0; w < warp; ++w) x += room[w];
+    return x;
+}
+
+// Largest digit d with sum(bins[d..]) >= wanted; above = sum(bins[d + 1..]). wanted >= 1.
+DEVICE void find_digit(const u64* bins, u64 wanted, u32& digit, u64& above, u64* room) {
+    __shared__ u32 found;
+    __shared__ u64 over;
+    const int top = BINS - 1 - threadIdx.x * (BINS / THREADS);  // threads run downwards
+    u64 mine[BINS / THREADS], sum = 0;
+    for (int i = 0; i < BINS / THREADS; ++i) { mine[i] = look(bins + top - i); sum += mine[i]; }
+    const u64 to = scan(sum, room), from = to - sum;
+    if (from < wanted && wanted <= to) {
+        u64 passed = from;
+        int i = 0;
+        while (passed + mine[i] < wanted) passed += mine[i++];
+        found = top - i;
+        over = passed;
+    }
+    __syncthreads();
+    digit = found;
+    above = over;
+    __syncthreads();
+}
+
+DEVICE u64 random_bits(u64 seed, u64 counter) {  // Philox-4x32-10, 53 bits
+    u32 x0 = (u32)counter, x1 = (u32)(counter >> 32), x2 = 0, x3 = 0;
+    u32 k0 = (u32)seed, k1 = (u32)(seed >> 32);
+    for (int i = 0; i < 10; ++i) {
+        const u64 p0 = (u64)0xD2511F53u * x0, p1 = (u64)0xCD9E8D57u * x2;
+        const u32 a = (u32)(p1 >> 32) ^ x1 ^ k0, b = (u32)(p0 >> 32) ^ x3 ^ k1;
+        x1 = (u32)p1; x3 = (u32)p0; x0 = a; x2 = b;
+        k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+    }
+    return ((u64)x0 << 21) | (x1 >> 11);
+}
+
+struct Kept {  // tokens that the thresholds let through
+    u32 key, limit;
+    DEVICE bool has(u32 k, int id) const { return k > key || (k == key && (u32)id <= limit); }
+};
+
+struct Range { int begin, end; };
+
+// The id of tie number `rank` (from 1) among kept ids of equal key; written by its block.
+DEVICE void limit_ties(const float* logits, Kept& kept, u32 key, u64 rank, Work* work, int slot,
+                       Range ids, u64* room) {
+    u64 count = 0;
+    for (int id = ids.begin; id < ids.end; ++id) {
+        const u32 k = key_of(logits[id]);
+        count += k == key && kept.has(k, id);
+    }
+    const u64 to = scan(count, room);
+    if (threadIdx.x == THREADS - 1) work->sums[slot][blockIdx.x] = to;
+    meet(work);
+    u64 before = 0;
+    for (int b = 0; b < blockIdx.x; ++b) before += look(&work->sums[slot][b]);
+    u64 seen = before + to - count;
+    if (seen < rank && rank <= seen + count)
+        for (int id = ids.begin; id < ids.end; ++id) {
+            const u32 k = key_of(logits[id]);
+            if (k == key && kept.has(k, id) && ++seen == rank) work->limits[slot] = id;
+        }
+    meet(work);
+    kept.key = key;
+    kept.limit = *(volatile u32*)&work->limits[slot];
+}
+
+DEVICE void finish(int token, const i64* position, int* mailbox, u64* box, u32* sent,
+                   const elem* table, float* x, int* tokens) {
+    if (threadIdx.x == 0) {
+        *mailbox = token;
+        tokens[*position] = token;
+        const u32 number = *sent + 1;
+        *sent = number;
+        *(volatile u64*)box = (u64)number << 32 | (u32)token;  // one store: never half a message
+        __threadfence_system();
+    }
+    for (int i = threadIdx.x; i < HIDDEN; i += blockDim.x)
+        x[i] = to_float(table[(i64)token * HIDDEN + i]);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+sample(const float* logits, const float* temperature, const float* top_p, const int* top_k,
+       const i64* seed, const i64* counter, const i64* position, int* mailbox, u64* box,
+       u32* sent, const elem* table, float* x, int* tokens, Work* work) {
+    __shared__ u64 room[THREADS / 32];
+    __shared__ u64 local[BINS];
+    __shared__ bool last;
+    __shared__ int token;
+    const int tid = threadIdx.x;
+    start_next();
+    wait_inputs();
+    const int base = blockIdx.x * SPAN, stop = min(base + SPAN, V);
+    const Range ids = {min(base + tid * EACH, stop), min(base + (tid + 1) * EACH, stop)};
+    u64 best = 0;
+    for (int id = base + tid; id < stop; id += THREADS) {
+        const u64 here = (u64)key_of(logits[id]) << 32 | (u32)~id;
+        best = here > best ? here : best;
+    }
+#pragma unroll
+    for (int offset = 16; offset; offset >>= 1) {
+        const u64 other = __shfl_xor_sync(0xffffffffu, best, offset);
+        best = other > best ? other : best;
+    }
+    if (tid % 32 == 0) atomicMax(&work->best, best);
+    const double heat = *temperature;
+    if (heat == 0.0) {
+        __threadfence();
+        __syncthreads();
+        if (tid == 0) last = atomicAdd(&work->finished, 1u) == BLOCKS - 1;
+        __syncthreads();
+        if (!last) return;
+        __threadfence();
+        if (tid == 0) {
+            token = (int)~(u32)look(&work->best);
+            work->best = 0;
+            work->finished = 0;
+        }
+        __syncthreads();
+        finish(token, position, mailbox, box, sent, table, x, tokens);
+        return;
+    }
+    if (blockIdx.x == 0)
+        for (int i = tid; i < 6 * BINS; i += THREADS) work->bins[0][i] = 0;
+    meet(work);
+    const double top = (double)float_of((u32)(look(&work->best) >> 32)) / heat;
+    auto mass = [&](float logit) { return (u64)(exp((double)logit / heat - top) * ONE); };
+    Kept kept = {0, 0xffffffffu};
+    u64 total = 0;
+    for (int by_mass = 0; by_mass < 2; ++by_mass) {
+        u64 wanted;
+        if (!by_mass) {
+            const int k = *top_k;
+            if (k <= 0 || k >= V) continue;
+            wanted = k;
+        } else {
+            u64 sum = 0;
+            for (int id = ids.begin; id < ids.end; ++id)
+                if (kept.has(key_of(logits[id]), id)) sum += mass(logits[id]);
+            const u64 to = scan(sum, room);
+            if (tid == THREADS - 1) work->sums[2][blockIdx.x] = to;
+            meet(work);
+            for (int b = 0; b < BLOCKS; ++b) total += look(&work->sums[2][b]);
+            if (*top_p >= 1.0f) continue;
+            const double goal = ceil((double)*top_p * (double)total);
+            wanted = goal < 1.0 ? 1 : goal > (double)total ? total : (u64)goal;
+        }
+        u32 prefix = 0;
+        u64 passed = 0, ties = 0;
+        for (int pass = 0; pass < 3; ++pass) {
+            const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0;
+            const u32 mask = pass == 0 ? 0 : pass == 1 ? 0xffe00000u : 0xfffffc00u;
+            u64* bins = work->bins[by_mass * 3 + pass];
+            for (int i = tid; i < BINS; i += THREADS) local[i] = 0;
+            __syncthreads();
+            for (int id = base + tid; id < stop; id += THREADS) {
+                const u32 k = key_of(logits[id]);
+                if ((k & mask) == prefix && kept.has(k, id))
+                    atomicAdd(&local[(k >> shift) & (pass == 2 ? 1023 : 2047)],
+                              by_mass ? mass(logits[id]) : 1ull);
+            }
+            __syncthreads();
+            for (int i = tid; i < BINS; i += THREADS)
+                if (local[i]) atomicAdd(bins + i, local[i]);
+            meet(work);
+            u32 digit;
+            u64 above;
+            find_digit(bins, wanted - passed, digit, above, room);
+            prefix |= digit << shift;
+            passed += above;
+            ties = look(bins + digit);
+        }
+        if (ties == wanted - passed) {  // all of them stay; they may be limited already
+            kept.limit = prefix == kept.key ? kept.limit : 0xffffffffu;
+            kept.key = prefix;
+        } else {
+            const u64 one = by_mass ? mass(float_of(prefix)) : 1;
+            const u64 rank = (wanted - passed + one - 1) / one;
+            limit_ties(logits, kept, prefix, rank, work, by_mass, ids, room);
+        }
+    }
+    u64 sum = 0;
+    for (int id = ids.begin; id < ids.end; ++id)
+        if (kept.has(key_of(logits[id]), id)) sum += mass(logits[id]);
+    const u64 to = scan(sum, room);
+    meet(work);  // everyone has read the sums of before
+    if (tid == THREADS - 1) work->sums[2][blockIdx.x] = to;
+    meet(work);
+    u64 before = 0;
+    total = 0;
+    for (int b = 0; b < BLOCKS; ++b) {
+        const u64 part = look(&work->sums[2][b]);
+        if (b < blockIdx.x) before += part;
+        total += part;
+    }
+    const u64 u = random_bits(*seed, *counter);
+    const u64 draw = __umul64hi(u << 11, total);  // floor(u 2^-53 total) < total
+    u64 seen = before + to - sum;
+    if (tid == 0) last = before <= draw && draw < before + look(&work->sums[2][blockIdx.x]);
+    __syncthreads();
+    if (blockIdx.x == 0 && tid == 0) work->best = 0;  // all blocks have read it: two barriers ago
+    if (!last) return;
+    if (seen <= draw && draw < seen + sum)
+        for (int id = ids.begin; id < ids.end; ++id)
+            if (kept.has(key_of(logits[id]), id)) {
+                seen += mass(logits[id]);
+                if (seen > draw) { token = id; break; }
+            }
+    __syncthreads();
+    finish(token, position, mailbox, box, sent, table, x, tokens);
+}
+
+// Fold a known token: its embedding in front of the first layer, its id in its row.
+extern "C" __global__ void __launch_bounds__(THREADS)
+embed(const int* ids, const i64* position, const elem* table, float* x, int* tokens) {
+    start_next();
+    wait_inputs();
+    const int token = ids[0];
+    if (threadIdx.x == 0) tokens[*position] = token;
+    for (int i = threadIdx.x; i < HIDDEN; i += blockDim.x)
+        x[i] = to_float(table[(i64)token * HIDDEN + i]);
+}
