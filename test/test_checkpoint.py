@@ -4,12 +4,19 @@ import json
 import logging
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
+import torch
 
 from flashrt_ros.arena import Arena, Manifest
 from flashrt_ros.errors import (
-    Capacity, Corrupt, DeviceFault, FlashrtError, Incompatible, InvalidArgument, Storage)
+    Capacity,
+    Corrupt,
+    DeviceFault,
+    FlashrtError,
+    Incompatible,
+    InvalidArgument,
+    Storage,
+)
 from flashrt_ros.models import load_model
 from flashrt_ros.models.locate import hub_cache, locate
 from flashrt_ros.models.qwen3_5 import Qwen35

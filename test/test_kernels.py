@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from flashrt_ros.kernels.attention import (
-    _attend_chunk, _attend_masked, _attend_one, gated_attention, rope_tables)
+    _attend_chunk,
+    _attend_masked,
+    _attend_one,
+    gated_attention,
+    rope_tables,
+)
 from flashrt_ros.kernels.delta import CHUNK, DeltaWeights, gated_delta_net
 from flashrt_ros.kernels.head import head
 from flashrt_ros.kernels.linear import linear_residual, normed_linear

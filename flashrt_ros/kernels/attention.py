@@ -9,8 +9,8 @@ lies beside each query head.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+import torch.nn.functional as F
 
 from flashrt_ros.kernels.norm import Norm, rms_norm
 

@@ -18,8 +18,8 @@ import math
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+import torch.nn.functional as F
 
 from flashrt_ros.kernels.norm import Norm, rms_norm
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import torch.nn.functional as F
 from torch import Tensor
+import torch.nn.functional as F
 
 from flashrt_ros.kernels.linear import linear_residual, normed_linear
 from flashrt_ros.kernels.norm import Norm

@@ -7,16 +7,16 @@ allocated: names, shapes, types, shards. Pickled weights are never read.
 
 from __future__ import annotations
 
-import json
-import logging
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+import json
+import logging
 from pathlib import Path
+import re
 from typing import Any
 
+from safetensors import safe_open, SafetensorError
 import torch
-from safetensors import SafetensorError, safe_open
 
 from flashrt_ros.errors import Corrupt, Incompatible, Storage
 from flashrt_ros.models.config import Fields

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
+import re
 
 from flashrt_ros.errors import InvalidArgument, Storage
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+import torch.nn.functional as F
 
 from flashrt_ros.arena import Arena, Buffer
 from flashrt_ros.errors import Internal, InvalidArgument
@@ -73,11 +73,14 @@ class State:
 class Layer(Protocol):
     """One residual block of a family: what it holds, what it keeps, how it runs."""
 
-    def parameters(self) -> list[Param]: ...
+    def parameters(self) -> list[Param]:
+        """Return the tensors of a checkpoint that this block reads."""
 
-    def buffers(self, dtype: torch.dtype) -> list[Buffer]: ...
+    def buffers(self, dtype: torch.dtype) -> list[Buffer]:
+        """Return the state this block keeps; ``dtype`` is the type of the model."""
 
-    def bind(self, weights: Parameters, state: State, tables: Any) -> Block: ...
+    def bind(self, weights: Parameters, state: State, tables: Any) -> Block:
+        """Take the declared state and return the block ready to run."""
 
 
 class Model(ABC):
