@@ -18,8 +18,14 @@ class EngineConfig:
     :param dtype: ``auto`` is float32 on a CPU.
     :param context: tokens the arena holds.
     :param pool_bytes: budget of the capsule pool (device tier).
-    :param directory: of the disk tier; empty for none.
-    :param disk_bytes: budget of the disk tier; 0 for no limit.
+    :param host_bytes: budget of the host tier, pinned memory where the device is CUDA; 0 for none.
+    :param directory: of the disk tier, a path or any URL that fsspec opens; empty for none.
+    :param disk_bytes: budget of the disk tier; 0 for no limit. Over it, the least recently used
+        capsules that are not pinned leave the disk.
+    :param ring_tokens: a generation keeps a light boundary every so many tokens, so that undoing
+        a few replays little; 0 for none.
+    :param ring_boundaries: light boundaries a session keeps at most; each is a fixed block.
+    :param ring_bytes: what those of one session may take, if that is less; 0 for no limit.
     :param sampling: settings of a fresh session.
     :param max_tokens: default length of a generation.
     :param threads: of the CPU; 0 leaves torch's choice.
@@ -31,16 +37,22 @@ class EngineConfig:
     context: int = 8192
     max_sessions: int = 16
     pool_bytes: int = 256 << 20
+    host_bytes: int = 0
     directory: str = ''
     disk_bytes: int = 0
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 256
     threads: int = 0
+    ring_tokens: int = 64
+    ring_boundaries: int = 4
+    ring_bytes: int = 0
 
     def __post_init__(self) -> None:
         for name, low, high in (('context', 1, 1 << 24), ('max_sessions', 1, 4096),
                                 ('pool_bytes', 1, 1 << 48), ('disk_bytes', 0, 1 << 60),
-                                ('max_tokens', 0, 1 << 24), ('threads', 0, 1024)):
+                                ('host_bytes', 0, 1 << 48), ('max_tokens', 0, 1 << 24),
+                                ('threads', 0, 1024), ('ring_tokens', 0, 1 << 24),
+                                ('ring_boundaries', 0, 1024), ('ring_bytes', 0, 1 << 48)):
             value = getattr(self, name)
             if not isinstance(value, int) or not low <= value <= high:
                 raise InvalidArgument(f'{name} must lie in [{low}, {high}], not {value!r}.')

@@ -25,8 +25,8 @@ from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.capsule import Capsule, CapsuleInfo
 from flashrt_ros.capsule.lineage import Lineage, runs
 from flashrt_ros.capsule.pool import Frozen, pages_for, Pool
+from flashrt_ros.capsule.remote import open_tier
 from flashrt_ros.capsule.store import Store
-from flashrt_ros.capsule.tiers import DiskTier
 from flashrt_ros.config import check_memory, choose_device, EngineConfig
 from flashrt_ros.control import Control, FinishReason
 from flashrt_ros.errors import Busy, Canceled, DeadlineExceeded, InvalidArgument, Preempted
@@ -44,6 +44,7 @@ from flashrt_ros.results import (
     SessionInfo,
     Stopwatch,
 )
+from flashrt_ros.ring import Ring
 from flashrt_ros.sampling import Sampling
 from flashrt_ros.session import check_room, Piece, Session
 from flashrt_ros.sessions import DEFAULT_SESSION, Sessions
@@ -84,27 +85,37 @@ class Engine:
         self.text = Text.load(source) if source else Text.bytes_only(vocabulary)
         tell(f'allocating a context of {config.context} tokens')
         manifest = manifest_of(self.model, vocabulary)
-        check_memory(manifest.storage_bytes(config.context) + config.pool_bytes)
+        check_memory(manifest.storage_bytes(config.context) + config.pool_bytes + config.host_bytes)
         self.arena = Arena(manifest, config.context, device)
         self.plan = EagerPlan(self.model, self.arena)
         self.lineage = Lineage(self.arena, Pool(manifest, config.pool_bytes, device))
         tell('taking the fingerprint')
         self.fingerprint = fingerprints.build(self.model, manifest, self.text, device,
                                               self.plan.grid)
-        disk = DiskTier(config.directory, config.disk_bytes) if config.directory else None
-        self.store = Store(self.lineage, self.fingerprint, config.context, disk)
+        disk = open_tier(config.directory, config.disk_bytes) if config.directory else None
+        host = Pool(manifest, config.host_bytes, min_blocks=1, option='capsules.host_bytes',
+                    pinned=device == 'cuda') if config.host_bytes else None
+        self.store = Store(self.lineage, self.fingerprint, config.context, disk, host)
         sampling.write(self.arena, config.sampling, 0)
         self._empty, _ = self.lineage.save()
         self._prompting = Prompting(self.text, vocabulary)
-        self._sessions = Sessions(
-            self.lineage, lambda: self.store.make_room(self.lineage.save), self._empty,
-            lambda name, epoch: Session(name, epoch, self.plan, self.lineage, self.text,
-                                        self.model.config.eos_token_ids, self._empty),
-            config.max_sessions)
+        self._sessions = Sessions(self.lineage, self._save, self._empty, self._new_session,
+                                  config.max_sessions)
+        self.store.light = self._sessions.light
         self._counts = dict.fromkeys(
             ('saves', 'restores', 'forks', 'rollbacks', 'generations', 'tokens_prefilled',
              'tokens_generated', 'tokens_replayed'), 0)
         self.load_seconds = time.monotonic() - begin
+
+    def _save(self) -> tuple[Frozen, int]:
+        return self.store.make_room(self.lineage.save)
+
+    def _new_session(self, name: str, epoch: int) -> Session:
+        config = self.config
+        ring = Ring(self.lineage, self._empty.block, config.ring_boundaries, config.ring_tokens,
+                    config.ring_bytes)
+        return Session(name, epoch, self.plan, self.lineage, self.text,
+                       self.model.config.eos_token_ids, ring, self._save)
 
     # -- sessions -----------------------------------------------------------------------------
 
@@ -305,7 +316,7 @@ class Engine:
         target = self._sessions.get(session)
         identity = uuid.uuid4().hex
         name = name or f'capsule-{identity[:8]}'
-        self.store.check_free(name, overwrite)
+        self.store.check_free(name, overwrite, persist)
         if persist and self.store.disk is None:
             raise InvalidArgument('persist needs a capsule directory; set capsules.directory, or '
                                   'save without persist.')
@@ -317,7 +328,11 @@ class Engine:
             (frozen, copied), host = self._sessions.freeze(target), target.host
         capsule = Capsule(identity, name, target.parent_id, session, frozen.position,
                           align or bool(host.tail), time.time(), note, host, frozen, pin)
-        self.store.put(capsule, overwrite)
+        try:
+            self.store.put(capsule, overwrite)
+        except BaseException:
+            self.lineage.pool.release(frozen)
+            raise
         if not align:
             target.parent_id = identity
         if persist:
@@ -328,7 +343,7 @@ class Engine:
     def _freeze_aligned(self, target: Session) -> tuple[Frozen, HostState, int]:
         """Freeze the kept grid boundary with the ids behind it (contract, promise 3)."""
         grid, pool = self.plan.grid, self.lineage.pool
-        kept = target.grid_boundary()
+        kept = target.ring.grid
         if kept is None:
             raise InvalidArgument(
                 f'an aligned save needs a grid position (a multiple of {grid} tokens) that was '
@@ -370,11 +385,14 @@ class Engine:
         self._sessions.check([session])
         found = self.store.find(capsule)
         self._sessions.check_idle(self._sessions.find(session), 'restore')
-        frozen = self.store.promote(found)
         if found.tokens and not found.position:
             raise InvalidArgument(f'capsule {capsule!r} would reuse nothing; prefill it again.')
-        target = self._sessions.obtain(session)
-        copied = self._sessions.assign(target, frozen, found.host, found.id, seed)
+        frozen = self.lineage.pool.hold(self.store.promote(found))  # parking may need its place
+        try:
+            target = self._sessions.obtain(session)
+            copied = self._sessions.assign(target, frozen, found.host, found.id, seed)
+        finally:
+            self.lineage.pool.release(frozen)
         self._counts['restores'] += 1
         return RestoreResult(self.store.info(found), target.epoch, found.position, copied,
                              time.monotonic() - begin)

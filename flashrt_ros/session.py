@@ -15,19 +15,10 @@ from flashrt_ros.capsule.boundary import HostState, Sampler
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Frozen
 from flashrt_ros.control import Control, FinishReason
-from flashrt_ros.errors import Capacity, ContextFull, DeviceFault, FlashrtError, InvalidArgument
+from flashrt_ros.errors import ContextFull, DeviceFault, FlashrtError, InvalidArgument
 from flashrt_ros.plan import Plan, TOKENS
+from flashrt_ros.ring import Kept, Ring
 from flashrt_ros.text import Detokenizer, StopMatcher, Text
-
-KEPT = 4  # light boundaries a session keeps for cheap rollbacks
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A light boundary: a fixed block in the pool; rows below ``position`` are still its own."""
-
-    position: int
-    block: int
 
 
 @dataclass(frozen=True)
@@ -74,11 +65,13 @@ class Session:
     """
     One conversation. Verbs may be called only while it is live; the engine sees to that.
 
-    :param empty: the frozen empty boundary, the oldest point a rollback can reach.
+    :param ring: keeps light boundaries for cheap rollbacks.
+    :param save: freezes the live boundary, making room where needed; the lineage's own by default.
     """
 
     def __init__(self, name: str, epoch: int, plan: Plan, lineage: Lineage, text: Text,
-                 eos: Collection[int], empty: Frozen) -> None:
+                 eos: Collection[int], ring: Ring,
+                 save: Callable[[], tuple[Frozen, int]] | None = None) -> None:
         self.name = name
         self.epoch = epoch
         self.parent_id = ''
@@ -88,10 +81,9 @@ class Session:
         self._lineage = lineage
         self._text = text
         self._eos = frozenset(eos)
-        self._empty = empty
+        self.ring = ring
+        self._save = save or lineage.save
         self._host = HostState()
-        self._kept: list[Kept] = []
-        self._grid: Kept | None = None
         self._sampler: Sampler = (0.0, 0, 1.0, 0, 0)  # at the start of the last generation
         self._sampled = 0
 
@@ -114,25 +106,12 @@ class Session:
 
     def become(self, host: HostState, parent_id: str, kept: Frozen | None, epoch: int) -> None:
         """Take over another boundary's host part; its block serves as a kept boundary."""
-        self.forget_kept()
+        self.ring.clear()
         self._host, self._sampled, self.parent_id = host, 0, parent_id
         self.epoch = epoch
         if kept is not None:
-            self._lineage.pool.hold_block(kept.block)
-            self._kept.append(Kept(kept.position, kept.block))
-            if kept.position and kept.position == host.schedule.pure_grid(self._plan.grid):
-                self._lineage.pool.hold_block(kept.block)
-                self._grid = Kept(kept.position, kept.block)
-
-    def forget_kept(self) -> None:
-        """Give all kept boundaries back to the pool."""
-        for kept in (*self._kept, *([self._grid] if self._grid else [])):
-            self._lineage.pool.release_block(kept.block)
-        self._kept, self._grid = [], None
-
-    def grid_boundary(self) -> Kept | None:
-        """Return the last grid position reached purely by prefill, if it is still kept."""
-        return self._grid
+            pure = host.schedule.pure_grid(self._plan.grid)
+            self.ring.adopt(kept.position, kept.block, bool(pure) and kept.position == pure)
 
     @staticmethod
     def check_stop(stop: Sequence[str]) -> None:
@@ -144,22 +123,6 @@ class Session:
         StopMatcher(stop)
 
     # -- append -----------------------------------------------------------------------------
-
-    # -- append -----------------------------------------------------------------------------
-
-    def check_room(self, host: HostState, position: int, count: int) -> None:
-        """
-        Refuse before anything changes what the context cannot hold.
-
-        :raises ContextFull: naming what is needed and what there is.
-        """
-        capacity = self._plan.arena.capacity
-        needed = position + len(host.tail) + count
-        if needed > capacity:
-            raise ContextFull(
-                f'the context holds {capacity} tokens; {position + len(host.tail)} are in use and '
-                f'{count} more do not fit. Roll back, restore an earlier capsule, or configure a '
-                f'context.max_tokens of at least {needed}.')
 
     def append(self, ids: Sequence[int], turn: str, role: str | None = None,
                control: Control | None = None) -> int:
@@ -181,7 +144,9 @@ class Session:
         pure = schedule.tokens == schedule.pure_grid(grid)
         last_pure = (start + len(pending)) // grid * grid if pure else 0
         candidate: Kept | None = None
-        self._drop_above(start)
+        self.ring.drop_above(start)
+        if ids and start:
+            self.ring.mark(start)
         try:
             with self._lineage.guard():
                 done = 0
@@ -193,15 +158,13 @@ class Session:
                     schedule = schedule.appended(count)
                     done += count
                     if start + done == last_pure:
-                        candidate = self._keep(last_pure)
+                        candidate = self.ring.take(last_pure)
         except BaseException as error:
             if candidate is not None:
                 self._lineage.pool.release_block(candidate.block)
             raise _as_typed(error, 'an append', start) from error
         if candidate is not None:
-            if self._grid is not None:
-                self._lineage.pool.release_block(self._grid.block)
-            self._grid = candidate
+            self.ring.set_grid(candidate)
         turns = (*host.turns, (start, host.turn)) if ids else host.turns
         self._sampled = 0
         self._host = HostState(schedule=schedule, turns=turns, turn=turn, role=role)
@@ -252,8 +215,8 @@ class Session:
                 finish.append(FinishReason.STOP)
             publish((token,), text)
 
-        self._drop_above(start)
-        self._ring(start)  # the boundary as it was: the settings below belong to this generation
+        self.ring.drop_above(start)
+        self.ring.mark(start)  # as it was: the settings below belong to this generation
         self._host, self._sampled = replace(host, turn='assistant_open'), 0
         self._sampler = (settings.temperature, settings.top_k, settings.top_p, settings.seed,
                          counter)
@@ -274,11 +237,14 @@ class Session:
                             self._host, held=matcher.state()['held'],
                             turn='assistant_ended' if token in self._eos else 'assistant_open',
                             detokenizer=detokenizer.state())
+                        if self.ring.tokens and self._sampled % self.ring.tokens == 0:
+                            self.ring.mark(start + self._sampled, turn=False)
                         between()
                     if failures:
                         break
         except BaseException as error:
             self._host, self._sampled = host, 0
+            self.ring.drop_above(start)
             raise _as_typed(error, 'a step', start) from error
         self._finish(matcher, detokenizer, publish)
         if failures:
@@ -338,8 +304,7 @@ class Session:
             self._host = replace(host, tail=host.tail[:target - position])
             self._sampled = 0
             return 0, 0
-        kept = max((k for k in self._boundaries() if k.position <= target),
-                   key=lambda k: k.position)
+        kept = self.ring.nearest(target)
         replay = target - kept.position
         if max_replay is not None and replay > max_replay:
             raise InvalidArgument(
@@ -353,14 +318,19 @@ class Session:
         else:
             copied = self._replay(kept, ids, host, target, control)
         self._host, self._sampled = after, 0
-        self._drop_above(target)
+        self.ring.drop_above(target)
         return replay, copied
 
     def _replay(self, kept: Kept, ids: list[int], host: HostState, target: int,
                 control: Control | None) -> int:
         # A chunk that the target cuts leaves other last bits in its rows, so going forward again
         # after a fault needs the rows too: an implicit save, which copies only unsaved rows.
-        before, _ = self._lineage.save()
+        self._lineage.pool.hold_block(kept.block)  # the save may give light boundaries up
+        try:
+            before, _ = self._save()
+        except BaseException:
+            self._lineage.pool.release_block(kept.block)
+            raise
         try:
             copied = self._lineage.put_back(kept.block)
             for start, length, sampler in host.schedule.folds(kept.position, target):
@@ -376,11 +346,8 @@ class Session:
             raise _as_typed(error, 'the replay of a rollback', before.position) from error
         finally:
             self._lineage.pool.release(before)
+            self._lineage.pool.release_block(kept.block)
         return copied
-
-    def _boundaries(self) -> list[Kept]:
-        kept = [Kept(0, self._empty.block), *self._kept]
-        return [*kept, self._grid] if self._grid else kept
 
     def _host_at(self, host: HostState, target: int) -> HostState:
         """Derive the host part of an earlier position."""
@@ -403,34 +370,6 @@ class Session:
         return HostState(
             schedule=schedule, turns=turns, turn='assistant_ended' if ended else 'assistant_open',
             detokenizer=None if ended else detokenizer.state())
-
-    # -- kept boundaries --------------------------------------------------------------------
-
-    def _keep(self, position: int) -> Kept | None:
-        try:
-            return Kept(position, self._lineage.keep())
-        except Capacity:  # keeping is a convenience: without it a rollback replays more
-            return None
-
-    def _ring(self, position: int) -> None:
-        """Keep the present boundary, at the cost of the oldest kept one."""
-        for kept in [k for k in self._kept if k.position == position]:
-            self._kept.remove(kept)
-            self._lineage.pool.release_block(kept.block)
-        while len(self._kept) >= KEPT:
-            self._lineage.pool.release_block(self._kept.pop(0).block)
-        fresh = self._keep(position)
-        if fresh is not None:
-            self._kept.append(fresh)
-
-    def _drop_above(self, position: int) -> None:
-        """Drop kept boundaries whose rows are about to be, or were, written."""
-        for kept in [k for k in self._kept if k.position > position]:
-            self._kept.remove(kept)
-            self._lineage.pool.release_block(kept.block)
-        if self._grid is not None and self._grid.position > position:
-            self._lineage.pool.release_block(self._grid.block)
-            self._grid = None
 
 
 def _as_typed(error: BaseException, what: str, position: int) -> BaseException:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 import time
 
 from flashrt_ros import sampling
@@ -121,7 +122,7 @@ class Sessions:
 
         :raises Busy: while another session generates. :raises Capacity: the pool is full.
         """
-        if session is self.live:
+        if session is self.live and session.frozen is None:
             return 0
         if self.running is not None:
             raise Busy(f'session {self.running.name!r} is generating, so {session.name!r} cannot '
@@ -149,8 +150,7 @@ class Sessions:
         if session is not self.live:
             copied += self._park()
         copied += self._lineage.restore(frozen)
-        if session is not self.live:
-            self._settle(session)
+        self._settle(session)
         if seed is not None:
             self._reseed(seed)
         session.reseed = None
@@ -172,7 +172,7 @@ class Sessions:
 
         :raises DeviceFault: if the live state is invalid. :raises Capacity: the pool is full.
         """
-        if session is not self.live:
+        if session is not self.live or session.frozen is not None:
             assert session.frozen is not None
             return self._lineage.pool.hold(session.frozen), 0
         if not self._lineage.arena.valid:
@@ -198,17 +198,30 @@ class Sessions:
             self._settle(heir)
         if session.frozen is not None:
             self._lineage.pool.release(session.frozen)
-        session.forget_kept()
+        session.ring.clear()
         del self._by_name[name]
 
     def _park(self) -> int:
-        """Freeze the live session; one that a fault made invalid falls back to empty."""
+        """
+        Freeze the live session; one that a fault made invalid falls back to empty.
+
+        Should the restore that follows fail, the session is live in name only: its boundary is
+        whole in the pool, and the next verb restores it from there.
+        """
+        if self.live.frozen is not None:
+            return 0
         if not self._lineage.arena.valid:
             self.live.frozen = self._lineage.pool.hold(self._empty)
             self.live.become(HostState(), '', self._empty, self.next_epoch())
             return 0
         self.live.frozen, copied = self._save()
         return copied
+
+    def light(self) -> list[tuple[Callable[[], None], int]]:
+        """List the light boundaries of all sessions, the parked ones' first, with their blocks."""
+        return [(partial(s.ring.give_up, kept), kept.block)
+                for s in sorted(self._by_name.values(), key=lambda s: s is self.live)
+                for kept in s.ring.light()]
 
     def _settle(self, session: Session) -> None:
         """Note that a parked session's boundary is on the arena now."""

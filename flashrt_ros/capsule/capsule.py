@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+import time
 
 from flashrt_ros.capsule.boundary import HostState
-from flashrt_ros.capsule.pool import Frozen
+from flashrt_ros.capsule.pool import Frozen, Pages
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,14 @@ class Capsule:
 
     The bytes never change after the save; the fields below ``note`` are bookkeeping of the store.
 
-    :param frozen: blocks and pages in the pool, one reference; None while only on disk.
+    :param frozen: block and pages in the pool, one reference; None while not on the device.
+    :param on_host: block and pages in the pool of the host tier, one reference.
+    :param replaces: a file of this name in the disk tier may be overwritten: it is an earlier
+        capsule of ours, not that of another node.
+    :param uids: of block and pages when it was last in memory, so that what is still there needs
+        no copy when it comes back.
+    :param moving: on its way up, not to be touched by the writer of files.
+    :param used: when it was last saved or restored, Unix time in seconds.
     :param exact_future: False where a soft field of the fingerprint differs, so that going on
         from here may give other last bits than the machine that saved it would have.
     """
@@ -57,7 +65,12 @@ class Capsule:
     host: HostState
     frozen: Frozen | None = None
     pinned: bool = False
+    on_host: Frozen | None = None
     on_disk: bool = False
+    replaces: bool = False
+    moving: bool = False
+    uids: tuple[int, Pages] | None = None
+    used: float = field(default_factory=time.time)
     exact_future: bool = True
     warnings: list[str] = field(default_factory=list)
 
@@ -65,3 +78,15 @@ class Capsule:
     def tokens(self) -> int:
         """Known tokens: folded ones and the unfolded tail."""
         return self.position + len(self.host.tail)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the device or the host tier holds it."""
+        return self.frozen is not None or self.on_host is not None
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        """Where it is, the fastest first."""
+        return tuple(name for name, there in (
+            ('device', self.frozen is not None), ('host', self.on_host is not None),
+            ('disk', self.on_disk)) if there)

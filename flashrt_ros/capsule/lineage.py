@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from flashrt_ros.arena import Arena
+from flashrt_ros.capsule import faults
 from flashrt_ros.capsule.pool import Frozen, PAGE, Pages, pages_for, Pool
 
 
@@ -49,11 +50,13 @@ class Lineage:
         arena, position = self.arena, self.arena.position
         clean = min(arena.clean, position)
         shared = pages_for(position) if clean == position else clean // PAGE
-        block, fresh = self.pool.take(pages_for(position) - shared)
-        copied = self._copy_block(self.pool.blocks[block], arena.fixed)
-        start = shared * PAGE
-        for row, place, count in runs(fresh, start, position):
-            copied += self.pool.rows.copy_from(arena.rows, row, place, count)
+        with self.pool.taking(pages_for(position) - shared) as (block, fresh):
+            faults.point('save.block')
+            copied = self._copy_block(self.pool.blocks[block], arena.fixed)
+            start = shared * PAGE
+            for row, place, count in runs(fresh, start, position):
+                faults.point('save.rows')
+                copied += self.pool.rows.copy_from(arena.rows, row, place, count)
         pages = np.concatenate((self.trail[:shared], fresh))
         self.pool.hold_pages(pages[:shared])  # the capsule's references; fresh ones came with one
         self._follow(pages, position)
@@ -63,11 +66,14 @@ class Lineage:
         """Make a frozen boundary the live one; return the bytes copied."""
         arena = self.arena
         start = min(self.common(frozen) * PAGE, arena.clean, frozen.position)
+        faults.point('restore.check')
         arena.will_write(start)
         copied = 0
         try:
             for row, place, count in runs(frozen.pages, 0, frozen.position, start):
+                faults.point('restore.rows')
                 copied += arena.rows.copy_from(self.pool.rows, place, row, count)
+            faults.point('restore.block')
             copied += self._copy_block(arena.fixed, self.pool.blocks[frozen.block])
         except BaseException:
             arena.valid = False  # rows of the old state may be gone: refuse to go on from here
@@ -82,10 +88,15 @@ class Lineage:
         differs = np.flatnonzero(self.trail[:length] != frozen.pages[:length])
         return int(differs[0]) if len(differs) else length
 
+    def forget(self) -> None:
+        """Let go of the trail, so that its pages may be freed; the next save copies all rows."""
+        self._follow(np.empty(0, dtype=np.int64), 0)
+
     def keep(self) -> int:
         """Copy the fixed block into a pool block (a light boundary); return the block."""
-        block, _ = self.pool.take(0)
-        self._copy_block(self.pool.blocks[block], self.arena.fixed)
+        with self.pool.taking(0) as (block, _):
+            faults.point('keep.block')
+            self._copy_block(self.pool.blocks[block], self.arena.fixed)
         return block
 
     def put_back(self, block: int) -> int:

@@ -4,18 +4,25 @@ The pool: preallocated memory for frozen boundaries.
 It holds *fixed blocks* and *pages* of 64 rows. Both are reference counted: capsules of one family
 share pages, parked sessions and kept boundaries share blocks. Pages never enter the live path; they
 are only the source or the target of copies. A save allocates nothing.
+
+Each block and page gets a *uid* when it is taken to be filled, and keeps it until nobody holds it.
+What it holds never changes, so the same uid in another pool (the host tier) is the same bytes.
 """
 
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+import itertools
 import threading
 
 import numpy as np
 import torch
 
 from flashrt_ros.arena import Manifest, Rows
+from flashrt_ros.capsule import faults
 from flashrt_ros.errors import Capacity
 
 PAGE = 64  # rows
@@ -45,21 +52,40 @@ def pages_for(position: int) -> int:
     return -(-position // PAGE)
 
 
-class _Ids:
+class PoolFull(Capacity):
+    """
+    There are not enough free ``what`` (``'blocks'`` or ``'pages'``): ``wanted`` at once.
+
+    Raised before anything is taken, so that whoever can make room may do so and try again.
+    """
+
+    def __init__(self, message: str, what: str, wanted: int) -> None:
+        super().__init__(message)
+        self.what = what
+        self.wanted = wanted
+
+
+_uids = itertools.count(1)  # one sequence for all pools of the process
+
+
+class Ids:
     """Reference counts of numbered places, handed out in runs that are as long as possible."""
 
-    def __init__(self, count: int, what: str) -> None:
+    def __init__(self, count: int, what: str, option: str) -> None:
         self.count = count
         self.references = np.zeros(count, dtype=np.int64)
-        self._what = what
+        self.uids = np.zeros(count, dtype=np.int64)  # of what the place holds, if it is held
+        self.what = what
+        self._option = option
         self._free: list[tuple[int, int]] = [(0, count)] if count else []  # sorted (start, length)
         self.available = count
 
     def take(self, wanted: int) -> Pages:
+        """Take places with one reference and a new uid each, or raise :class:`PoolFull`."""
         if wanted > self.available:
-            raise Capacity(f'the capsule pool has {self.available} of {self.count} {self._what} '
+            raise PoolFull(f'the capsule pool has {self.available} of {self.count} {self.what} '
                            f'free and {wanted} are needed; drop capsules, close sessions, or '
-                           'raise capsules.device_bytes.')
+                           f'raise {self._option}.', self.what.split()[-1], wanted)
         taken: list[int] = []
         while len(taken) < wanted:
             need = wanted - len(taken)
@@ -76,21 +102,39 @@ class _Ids:
                 self._free[index] = (start + used, length - used)
         places = np.array(taken, dtype=np.int64)
         self.references[places] = 1
+        self.uids[places] = [next(_uids) for _ in range(wanted)]
         self.available -= wanted
         return places
 
     def hold(self, places: Pages | int) -> None:
+        """Add one reference to each place, which must have one already."""
         if (self.references[places] < 1).any():
-            raise AssertionError(f'{self._what} {places} are held after they were freed')
+            raise AssertionError(f'{self.what} {places} are held after they were freed')
         self.references[places] += 1
 
     def release(self, places: Pages | int) -> None:
+        """Give one reference of each place back; the last one frees it."""
         self.references[places] -= 1
         left = self.references[places]
         if (left < 0).any():
-            raise AssertionError(f'{self._what} {places} are released twice')
+            raise AssertionError(f'{self.what} {places} are released twice')
         for place in np.atleast_1d(places)[np.atleast_1d(left) == 0].tolist():
             self._give_back(place)
+
+    def locate(self, uids: Pages) -> Pages:
+        """Return the held place of each uid, -1 where there is none."""
+        held = np.flatnonzero(self.references)
+        order = held[np.argsort(self.uids[held])]
+        index = np.searchsorted(self.uids[order], uids)
+        inside = index < len(order)
+        places = np.full(len(uids), -1, dtype=np.int64)
+        places[inside] = order[index[inside]]
+        places[inside] = np.where(self.uids[places[inside]] == uids[inside], places[inside], -1)
+        return places
+
+    def free_runs(self) -> list[int]:
+        """Return the lengths of the runs of free places."""
+        return [length for _, length in self._free]
 
     def _give_back(self, place: int) -> None:
         self.available += 1
@@ -111,89 +155,106 @@ class Pool:
 
     :param budget: bytes; an eighth of it (at least ``min_blocks`` blocks) goes to fixed blocks,
         the rest to pages.
+    :param option: name of the setting that holds the budget, for messages.
+    :param pinned: page-locked host memory, which a device copies to and from by itself.
     :raises Capacity: if the budget cannot hold ``min_blocks`` blocks and one page.
     """
 
     def __init__(self, manifest: Manifest, budget: int, device: str | torch.device = 'cpu',
-                 min_blocks: int = 8) -> None:
+                 min_blocks: int = 8, option: str = 'capsules.device_bytes',
+                 pinned: bool = False) -> None:
         page_bytes = manifest.row_bytes * PAGE
         floor = manifest.fixed_bytes * min_blocks + page_bytes
         if budget < floor:
             raise Capacity(f'a capsule pool of {budget} bytes cannot hold {min_blocks} fixed '
-                           f'blocks and a page; set capsules.device_bytes to {floor} or more.')
+                           f'blocks and a page; set {option} to {floor} or more.')
         blocks = min(max(min_blocks, budget // 8 // manifest.fixed_bytes), 4096)
         pages = (budget - blocks * manifest.fixed_bytes) // page_bytes if page_bytes else 0
         pages = max(0, pages - 1)  # alignment between planes costs less than a page
         self.manifest = manifest
         self.lock = threading.Lock()
         self.blocks = torch.zeros((blocks, manifest.fixed_bytes), dtype=torch.uint8,
-                                  device=device)
+                                  device=device, pin_memory=pinned)
         storage = torch.empty(Rows.bytes_for(manifest, pages * PAGE), dtype=torch.uint8,
-                              device=device)
+                              device=device, pin_memory=pinned)
         storage.zero_()  # touch every memory page now, so that no save pays for it
         self.rows = Rows(manifest, pages * PAGE, storage)
         self.nbytes = self.blocks.numel() + storage.numel()
-        self._block_ids = _Ids(blocks, 'fixed blocks')
-        self._page_ids = _Ids(pages, 'pages')
+        self.block_ids = Ids(blocks, 'fixed blocks', option)
+        self.page_ids = Ids(pages, 'pages', option)
 
     def take(self, pages: int, block: bool = True) -> tuple[int, Pages]:
         """
         Take one block (or none: -1) and ``pages`` pages, each with one reference.
 
-        :raises Capacity: if they are not all there; then nothing is taken.
+        :raises PoolFull: if they are not all there; then nothing is taken.
         """
+        faults.point('pool.take')
         with self.lock:
-            taken = self._page_ids.take(pages)
+            taken = self.page_ids.take(pages)
             try:
-                return (int(self._block_ids.take(1)[0]) if block else -1), taken
+                return (int(self.block_ids.take(1)[0]) if block else -1), taken
             except Capacity:
-                self._page_ids.release(taken)
+                self.page_ids.release(taken)
                 raise
+
+    @contextmanager
+    def taking(self, pages: int, block: bool = True) -> Iterator[tuple[int, Pages]]:
+        """As :meth:`take`, but what the block raises gives everything taken back."""
+        taken, fresh = self.take(pages, block)
+        try:
+            yield taken, fresh
+        except BaseException:
+            with self.lock:
+                self.page_ids.release(fresh)
+                if block:
+                    self.block_ids.release(taken)
+            raise
 
     def hold(self, frozen: Frozen) -> Frozen:
         """Add one reference to the block and to each page."""
         with self.lock:
-            self._block_ids.hold(frozen.block)
-            self._page_ids.hold(frozen.pages)
+            self.block_ids.hold(frozen.block)
+            self.page_ids.hold(frozen.pages)
         return frozen
 
     def release(self, frozen: Frozen) -> None:
         """Give one reference of the block and of each page back."""
         with self.lock:
-            self._block_ids.release(frozen.block)
-            self._page_ids.release(frozen.pages)
+            self.block_ids.release(frozen.block)
+            self.page_ids.release(frozen.pages)
 
     def hold_pages(self, pages: Pages) -> None:
         """Add one reference to each page."""
         with self.lock:
-            self._page_ids.hold(pages)
+            self.page_ids.hold(pages)
 
     def release_pages(self, pages: Pages) -> None:
         """Give one reference of each page back."""
         with self.lock:
-            self._page_ids.release(pages)
+            self.page_ids.release(pages)
 
     def hold_block(self, block: int) -> None:
         """Add one reference to a fixed block."""
         with self.lock:
-            self._block_ids.hold(block)
+            self.block_ids.hold(block)
 
     def release_block(self, block: int) -> None:
         """Give one reference of a fixed block back."""
         with self.lock:
-            self._block_ids.release(block)
+            self.block_ids.release(block)
 
     def page_references(self, pages: Pages) -> np.ndarray:
         """Reference counts of pages."""
-        return self._page_ids.references[pages]
+        return self.page_ids.references[pages]
 
     def free(self) -> tuple[int, int]:
         """Return free blocks and free pages."""
-        return self._block_ids.available, self._page_ids.available
+        return self.block_ids.available, self.page_ids.available
 
     @property
     def used_bytes(self) -> int:
         """Bytes of all blocks and pages that somebody holds."""
         blocks, pages = self.free()
-        return ((self._block_ids.count - blocks) * self.manifest.fixed_bytes
-                + (self._page_ids.count - pages) * PAGE * self.manifest.row_bytes)
+        return ((self.block_ids.count - blocks) * self.manifest.fixed_bytes
+                + (self.page_ids.count - pages) * PAGE * self.manifest.row_bytes)

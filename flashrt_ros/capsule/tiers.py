@@ -2,8 +2,8 @@
 Tiers below the pool: where frozen boundaries live as files.
 
 :class:`Tier` is the seam that any other place (a remote URL, another host) fits into; today there
-is the local directory. What is over budget is refused; evicting files from a disk tier is not
-done yet.
+is the local directory and, in ``remote``, whatever fsspec opens. A tier refuses what is over its
+budget; who leaves to make room is the store's decision (``files``), which knows pins and use.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _SETTLED = 100_000_000  # ns a file must be old for its times to tell it from it
 class Tier(Protocol):
     """What the store needs of a place for frozen boundaries."""
 
+    budget_bytes: int
+
     def put(self, image: Image, manifest: Manifest, overwrite: bool = False) -> int:
         """Keep ``image`` under its name; return the bytes it takes."""
 
@@ -40,8 +42,20 @@ class Tier(Protocol):
     def headers(self) -> list[tuple[Header, int]]:
         """List what is there, with sizes in bytes."""
 
+    def problems(self) -> list[tuple[Path, str]]:
+        """Return what the last :meth:`headers` could not list, with the reasons."""
+
     def remove(self, name: str) -> int:
         """Forget ``name``; return the bytes that became free."""
+
+    def usage(self) -> dict[str, int]:
+        """Bytes of each capsule there, by name, readable or not."""
+
+    def stamp(self) -> object:
+        """Return a value that is another one after the listing changed, None if unknown."""
+
+    def holds(self, name: str) -> bool:
+        """Tell whether something has this name, readable or not."""
 
 
 class DiskTier:
@@ -109,6 +123,21 @@ class DiskTier:
     def _sizes(self) -> dict[Path, int]:
         return {self.directory / name: info.st_size for name, info in self._entries()
                 if stat.S_ISREG(info.st_mode)}
+
+    def usage(self) -> dict[str, int]:
+        """Return the file sizes in bytes by capsule name, readable or not."""
+        return {path.name.removesuffix(SUFFIX): size for path, size in self._sizes().items()}
+
+    def stamp(self) -> object:
+        """Modification time of the directory: files that came or went changed it."""
+        try:
+            return os.stat(self.directory).st_mtime_ns
+        except OSError:
+            return 0
+
+    def holds(self, name: str) -> bool:
+        """Tell whether a file has this name."""
+        return os.path.lexists(self.path(name))
 
     def _entries(self) -> list[tuple[str, os.stat_result]]:
         """List the files with our suffix, sorted by name; a missing directory is empty."""

@@ -1,0 +1,154 @@
+"""
+The way to the disk tier and back: writes in the background, the budget, who leaves the disk.
+
+One thread writes, in the order that was asked for. When the budget of the tier is full, the least
+recently used capsules leave the disk, pinned ones never; a capsule that was nowhere else is then
+gone, and :attr:`Files.lost` counts it. A capsule larger than the whole budget is refused first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+from typing import Protocol
+
+import torch
+
+from flashrt_ros.capsule import codec
+from flashrt_ros.capsule.capsule import Capsule
+from flashrt_ros.capsule.codec import Header, Image
+from flashrt_ros.capsule.fingerprint import Fingerprint
+from flashrt_ros.capsule.lineage import runs
+from flashrt_ros.capsule.pool import Frozen, Pool
+from flashrt_ros.capsule.tiers import Tier
+from flashrt_ros.errors import Capacity, UnknownCapsule
+
+
+class Table(Protocol):
+    """Who knows all capsules."""
+
+    def leave_disk(self, usage: dict[str, int], missing: int) -> list[Capsule] | None:
+        """Choose whose files to delete to free ``missing`` bytes, or None."""
+
+
+class Files:
+    """
+    Capsules on their way to files.
+
+    :param table: chooses who leaves when the budget is full.
+    """
+
+    def __init__(self, tier: Tier, fingerprint: Fingerprint, table: Table) -> None:
+        self.tier = tier
+        self.lost = 0
+        self._fingerprint = fingerprint
+        self._table = table
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix='flashrt-disk')
+        self._writes: list[tuple[str, Future]] = []  # name, its write; oldest first
+        self._failures: list[BaseException] = []
+        self._lock = threading.Lock()
+        self._writing = threading.RLock()  # room and write are one step
+
+    def used_bytes(self) -> int:
+        """Bytes of all capsule files in the tier, whoever wrote them."""
+        return sum(self.tier.usage().values())
+
+    def write(self, capsule: Capsule, pool: Pool, frozen: Frozen) -> None:
+        """
+        Write a capsule now.
+
+        :raises Capacity, NameExists, Storage: by what is in the way; no file has changed then,
+            but less recently used ones may have left.
+        """
+        image = image_of(capsule, pool, frozen, self._fingerprint)
+        with self._writing:
+            self._make_room(capsule, codec.file_bytes(image, pool.manifest))
+            self.tier.put(image, pool.manifest, overwrite=capsule.replaces)
+            capsule.on_disk = capsule.replaces = True
+
+    def _make_room(self, capsule: Capsule, size: int) -> None:
+        budget = self.tier.budget_bytes
+        if not budget:
+            return
+        if size > budget:
+            raise Capacity(f'capsule {capsule.name!r} would be a file of {size} bytes, more than '
+                           f'the whole disk budget of {budget}; raise capsules.disk_bytes.')
+        usage = self.tier.usage()
+        usage.pop(capsule.name, None)
+        used = sum(usage.values())
+        leaving = self._table.leave_disk(usage, used + size - budget)
+        if leaving is None:
+            raise Capacity(f'a capsule file of {size} bytes does not fit: of the disk budget of '
+                           f'{budget} bytes {used} are in use by pinned or foreign capsules; drop '
+                           'or unpin some, or raise capsules.disk_bytes.')
+        for other in leaving:
+            self.lost += not other.in_memory
+            self.remove(other)
+
+    def write_later(self, capsule: Capsule, pool: Pool, frozen: Frozen) -> None:
+        """Queue a write; :meth:`flush` waits and reports."""
+        pool.hold(frozen)  # the bytes stay until they are written
+
+        def work() -> None:
+            try:
+                self.write(capsule, pool, frozen)
+            except BaseException as error:
+                with self._lock:
+                    self._failures.append(error)
+                capsule.warnings.append(str(error))
+                raise
+            finally:
+                pool.release(frozen)
+        with self._lock:
+            self._writes = [(name, w) for name, w in self._writes if not w.done()]
+            self._writes.append((capsule.name, self._writer.submit(work)))
+
+    def wait(self, name: str) -> None:
+        """Wait for the writes of one name: a later one must not be overtaken."""
+        with self._lock:
+            pending = [write for other, write in self._writes if other == name]
+        for write in pending:
+            write.exception()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """
+        Wait for all queued writes.
+
+        :raises Storage: the first failure since the last flush.
+        """
+        with self._lock:
+            pending, self._writes = self._writes, []
+        for _, write in pending:
+            write.exception(timeout)
+        with self._lock:
+            failures, self._failures = self._failures, []
+        if failures:
+            raise failures[0]
+
+    def remove(self, capsule: Capsule) -> None:
+        """Delete a capsule's file; one that is gone already is as good."""
+        try:
+            self.tier.remove(capsule.name)
+        except UnknownCapsule:
+            pass
+        capsule.on_disk = False
+
+    def close(self) -> None:
+        """Finish all writes and stop."""
+        self._writer.shutdown(wait=True)
+
+
+def image_of(capsule: Capsule, pool: Pool, frozen: Frozen, fingerprint: Fingerprint) -> Image:
+    """Describe a frozen boundary as a file; the rows are views of the pool."""
+    header = Header(
+        id=capsule.id, name=capsule.name, position=frozen.position,
+        manifest=pool.manifest.describe(), fingerprint=fingerprint.to_json(),
+        host=capsule.host.to_json(), parent_id=capsule.parent_id, session=capsule.session,
+        created=capsule.created, note=capsule.note, aligned=capsule.aligned)
+    rows: dict[str, torch.Tensor | Sequence[torch.Tensor]] = {}
+    for buffer in pool.manifest.rows:
+        view = pool.rows.view(buffer.name)
+        rows[buffer.name] = [view[place:place + count] for _, place, count in
+                             runs(frozen.pages, 0, frozen.position)]
+    return Image(header, pool.blocks[frozen.block], rows)

@@ -1,0 +1,261 @@
+"""
+Moving capsules between tiers: down to make room, up to be used.
+
+Least recently used capsules that are not pinned go down, from the device to the host and from the
+host to the disk, and only those whose going frees what is needed. Pages that a tier holds already
+are not copied again, neither on the way down nor up. Where there is no tier below, nothing is
+thrown away to make room in memory: the save is refused instead, before anything moved.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+import threading
+import time
+from typing import TypeVar
+
+import numpy as np
+
+from flashrt_ros.capsule import faults
+from flashrt_ros.capsule.capsule import Capsule
+from flashrt_ros.capsule.codec import Image
+from flashrt_ros.capsule.files import Files
+from flashrt_ros.capsule.fingerprint import Fingerprint
+from flashrt_ros.capsule.lineage import Lineage
+from flashrt_ros.capsule.pool import Frozen, PAGE, Pages, pages_for, Pool, PoolFull
+from flashrt_ros.capsule.room import choose
+from flashrt_ros.capsule.tiers import Tier
+from flashrt_ros.capsule.transfer import bring, Place, spans
+from flashrt_ros.errors import Capacity, Corrupt, UnknownCapsule
+
+T = TypeVar('T')
+Shed = Callable[[], None]
+
+
+class Tiers:
+    """
+    The table of capsules and the memory they are in; :class:`Store` names and files them.
+
+    :param capacity: rows of the arena; a capsule with more is refused when it is read.
+    :param disk: the disk tier, or None.
+    :param host: pool of the host tier, or None.
+    """
+
+    def __init__(self, lineage: Lineage, fingerprint: Fingerprint, capacity: int,
+                 disk: Tier | None, host: Pool | None) -> None:
+        self.lineage = lineage
+        self.pool = lineage.pool
+        self.host = host
+        self.fingerprint = fingerprint
+        self.capacity = capacity
+        self.disk = disk
+        #: light boundaries that may be given up when blocks are short: how, and the block
+        self.light: Callable[[], list[tuple[Shed, int]]] = list
+        self._capsules: OrderedDict[str, Capsule] = OrderedDict()  # by name, oldest use first
+        self._lock = threading.RLock()  # the table: the writer takes entries out too
+        self.files = Files(disk, fingerprint, self) if disk is not None else None
+
+    def capsules(self) -> list[Capsule]:
+        """Return all capsules, least recently used first."""
+        with self._lock:
+            return list(self._capsules.values())
+
+    def gone(self, capsule: Capsule) -> None:
+        """Take a capsule out whose last copy left the disk."""
+        with self._lock:
+            if self._capsules.get(capsule.name) is capsule:
+                del self._capsules[capsule.name]
+
+    def leave_disk(self, usage: dict[str, int], missing: int) -> list[Capsule] | None:
+        """
+        Choose capsules to leave the disk, and mark them as no longer there.
+
+        :param usage: bytes of each file by name. :param missing: bytes to free.
+        :return: whom to delete; None, with nobody marked, if all of them are not enough.
+        """
+        with self._lock:
+            leaving = []
+            for other in sorted(self._capsules.values(), key=lambda c: c.used):
+                if missing > 0 and other.on_disk and not other.pinned and not other.moving:
+                    if other.name in usage:
+                        leaving.append(other)
+                        missing -= usage[other.name]
+            if missing > 0:
+                return None
+            for other in leaving:
+                other.on_disk = False
+                if not other.in_memory:
+                    self.gone(other)
+            return leaving
+
+    # -- down: making room ----------------------------------------------------------------------
+
+    def make_room(self, action: Callable[[], T]) -> T:
+        """
+        Run an action that takes pool memory, moving capsules down until it fits.
+
+        :raises Capacity: if that cannot be; nothing moved where that was clear beforehand.
+        """
+        while True:
+            try:
+                return action()
+            except PoolFull as full:
+                self._free_device(full)
+
+    def _free_device(self, full: PoolFull) -> None:
+        ids = self.pool.block_ids if full.what == 'blocks' else self.pool.page_ids
+        if full.wanted > ids.count:
+            raise full
+        candidates: list[tuple[Shed, Pages]] = []
+        if full.what == 'blocks':
+            candidates += [(shed, np.array([block])) for shed, block in self.light()]
+        for capsule in self.capsules():
+            if capsule.frozen is not None and not capsule.pinned and self._goes_down(capsule):
+                candidates.append((_bound(self._demote, capsule), _places(capsule.frozen, full)))
+        if full.what == 'pages':  # the last resort: the next save of the live state copies all
+            candidates.append((self.lineage.forget, self.lineage.trail))
+        leaving = choose(ids, candidates, full.wanted)
+        if not leaving:
+            raise full
+        for leave in leaving:
+            leave()
+
+    def _goes_down(self, capsule: Capsule) -> bool:
+        if capsule.on_host is not None or capsule.on_disk or self.disk is not None:
+            return True
+        return self.host is not None and pages_for(capsule.position) <= self.host.page_ids.count
+
+    def demote(self, capsule: Capsule) -> None:
+        """
+        Move a capsule down one tier.
+
+        :raises Capacity: if it is pinned, or no tier below takes it; nothing has changed then.
+        """
+        if capsule.pinned:
+            raise Capacity(f'capsule {capsule.name!r} is pinned; unpin it first.')
+        if capsule.frozen is not None:
+            self._demote(capsule)
+        elif capsule.on_host is not None:
+            self._leave_host(capsule)
+
+    def _demote(self, capsule: Capsule) -> None:
+        frozen = capsule.frozen
+        assert frozen is not None
+        if self.host is not None and capsule.on_host is None:
+            try:
+                capsule.on_host, _ = bring(self.pool, frozen, self.host, self._make_host_room)
+            except PoolFull:
+                if self.files is None and not capsule.on_disk:
+                    raise
+        if capsule.on_host is None:
+            self._write(capsule, self.pool, frozen)
+        capsule.uids = (int(self.pool.block_ids.uids[frozen.block]),
+                        self.pool.page_ids.uids[frozen.pages])
+        capsule.frozen = None
+        self.pool.release(frozen)
+
+    def _make_host_room(self, action: Callable[[], T]) -> T:
+        assert self.host is not None
+        while True:
+            try:
+                return action()
+            except PoolFull as full:
+                ids = self.host.block_ids if full.what == 'blocks' else self.host.page_ids
+                # Those that are on the device as well leave first: nothing is lost by it.
+                able = sorted((c for c in self.capsules() if self._leaves_host(c)),
+                              key=lambda c: c.frozen is None)
+                leaving = choose(ids, [(_bound(self._leave_host, c), _places(c.on_host, full))
+                                       for c in able], full.wanted)
+                if not leaving:
+                    raise
+                for leave in leaving:
+                    leave()
+
+    def _leaves_host(self, capsule: Capsule) -> bool:
+        if capsule.on_host is None or capsule.moving:
+            return False
+        below = capsule.on_disk or self.disk is not None
+        return capsule.frozen is not None or below and not capsule.pinned
+
+    def _leave_host(self, capsule: Capsule) -> None:
+        frozen = capsule.on_host
+        assert frozen is not None and self.host is not None
+        if capsule.frozen is None:
+            self._write(capsule, self.host, frozen)
+        capsule.on_host = None
+        self.host.release(frozen)
+
+    def _write(self, capsule: Capsule, pool: Pool, frozen: Frozen) -> None:
+        if self.files is None and not capsule.on_disk:
+            raise Capacity(f'capsule {capsule.name!r} cannot leave memory: there is no tier below; '
+                           'set capsules.directory.')
+        if self.files is not None:
+            self.files.wait(capsule.name)
+            if not capsule.on_disk:
+                self.files.write(capsule, pool, frozen)
+
+    # -- up -------------------------------------------------------------------------------------
+
+    def promote(self, capsule: Capsule) -> Frozen:
+        """
+        Make sure that a capsule is in the pool and mark it used.
+
+        :raises Corrupt, Incompatible, Storage, Capacity: by what is wrong with its file.
+        """
+        with self._lock:
+            if self._capsules.get(capsule.name) is capsule:
+                self._capsules.move_to_end(capsule.name)
+            capsule.used, capsule.moving = time.time(), True  # hands off while it is under way
+        try:
+            if capsule.frozen is None:
+                if capsule.on_host is not None and self.host is not None:
+                    capsule.frozen, _ = bring(self.host, capsule.on_host, self.pool,
+                                              self.make_room)
+                else:
+                    capsule.frozen = self._upload(capsule, self._read(capsule))
+        finally:
+            capsule.moving = False
+        return capsule.frozen
+
+    def _read(self, capsule: Capsule) -> Image:
+        if self.disk is None:
+            raise UnknownCapsule(f'capsule {capsule.name!r} was dropped; save it again.')
+        try:
+            image = self.disk.get(capsule.name, self.pool.manifest, self.fingerprint,
+                                  capacity=self.capacity)
+        except UnknownCapsule:
+            self.gone(capsule)
+            raise
+        if image.header.id != capsule.id:
+            raise Corrupt(f'the file of capsule {capsule.name!r} was replaced by another one; '
+                          'list the capsules again.')
+        return image
+
+    def _upload(self, capsule: Capsule, image: Image) -> Frozen:
+        position = image.header.position
+        block, pages = capsule.uids or (0, np.zeros(pages_for(position), dtype=np.int64))
+        with Place(self.pool, (block, pages), self.make_room) as place:
+            if place.new_block:
+                faults.point('tier.block')
+                self.pool.blocks[place.block].copy_(image.fixed)
+            assert image.block is not None, 'an image that was read has its rows as one block'
+            wanted = np.flatnonzero(place.missing)
+            for first, second, count in spans(wanted, place.pages[place.missing]):
+                faults.point('tier.rows')
+                rows = min(count * PAGE, position - first * PAGE)
+                self.pool.rows.copy_from(image.block, first * PAGE, second * PAGE, rows)
+            known = pages.copy()
+            if position % PAGE:
+                known[-1] = 0  # only as full as this capsule needs it: no page of that uid
+            place.name(known[place.missing], block)
+            return Frozen(position, place.block, place.pages)
+
+
+def _places(frozen: Frozen | None, full: PoolFull) -> Pages:
+    assert frozen is not None
+    return np.array([frozen.block]) if full.what == 'blocks' else frozen.pages
+
+
+def _bound(verb: Callable[[Capsule], None], capsule: Capsule) -> Shed:
+    return lambda: verb(capsule)
