@@ -156,7 +156,8 @@ def remove(names: Annotated[list[str], typer.Argument(help='Names or ids of caps
     """Delete capsule files; if one of the names is unknown nothing is deleted."""
     tier = _tier(directory)
     found = list(dict.fromkeys(tier.find(name) for name in names))
-    removed = [{'name': name, 'bytes_freed': tier.remove(name)} for name in found]
+    removed: list[dict[str, Any]] = [
+        {'name': name, 'bytes_freed': tier.remove(name)} for name in found]
     if as_json:
         output.emit({'directory': os.fspath(tier.directory), 'removed': removed})
     else:

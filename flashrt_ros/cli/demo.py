@@ -24,6 +24,8 @@ def demo(
         min=0, max=232, help='ROS domain; by default one of its own.')] = None,
     keep_log: Annotated[str, typer.Option(
         help="File that the node's log is copied to.")] = '',
+    start_timeout: Annotated[float, typer.Option(
+        min=1.0, help='Seconds that a node may take to become active.')] = 120.0,
     as_json: JsonOption = False,
 ) -> int:
     """
@@ -65,7 +67,7 @@ def demo(
         try:
             client = FlashrtClient(rclpy.create_node('demo', namespace=namespace),
                                    f'{namespace}/flashrt', timeout=20.0)
-            story, error = _tell(client, node, screen, chosen)
+            story, error = _tell(client, node, screen, chosen, start_timeout)
         finally:
             status = node.stop()
             if client is not None:
@@ -80,17 +82,17 @@ def demo(
     return _report(story, error, time.monotonic() - begun, as_json)
 
 
-def _tell(client, node, screen, scene):  # noqa: ANN001, ANN202 - types need ROS
+def _tell(client, node, screen, scene, start_timeout):  # noqa: ANN001, ANN202 - types need ROS
     """Tell the story; return it with the refusal that ended it early, if one did."""
     from flashrt_ros.cli.show.story import Story
     from flashrt_ros.errors import FlashrtError
-    story = Story(client, node, screen, scene)
+    story = Story(client, node, screen, scene, start_timeout)
     try:
         story.start_node()
         story.tell()
-    except FlashrtError as error:
-        story.claim('told_to_the_end', False, f'{error.code}: {error}')
-        return story, error
+    except FlashrtError as refusal:
+        story.claim('told_to_the_end', False, f'{refusal.code}: {refusal}')
+        return story, refusal
     screen.costs(story.cost_rows())
     return story, None
 

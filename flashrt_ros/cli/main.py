@@ -47,7 +47,11 @@ def main(arguments: list[str] | None = None) -> int:
     with output.stdout_for_json(as_json):
         try:
             command = typer.main.get_command(app)
-            return int(command.main(arguments, prog_name='flashrt-ros', standalone_mode=False) or 0)
+            status = int(command.main(arguments, prog_name='flashrt-ros',
+                                      standalone_mode=False) or exits.OK)
+            if status == exits.INTERRUPTED:  # some versions of typer make an exit of it
+                raise KeyboardInterrupt
+            return status
         except FlashrtError as error:
             return _refuse(as_json, exits.for_code(error.code), error.code, str(error))
         except output.MissingError as error:
@@ -63,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
             if hasattr(error, 'exit_code') and hasattr(error, 'show'):
                 error.show()
                 if as_json:
-                    output.emit({'error': {'code': 'USAGE', 'message': error.format_message()}})
+                    output.emit({'error': {'code': 'USAGE', 'message': str(error)}})
                 return int(error.exit_code)
             traceback.print_exc()
             return _refuse(as_json, exits.BUG, 'INTERNAL', f'{type(error).__name__}: {error}')

@@ -32,7 +32,8 @@ def row(engine: Engine, oracle: Oracle | None, position: int, tokens: int, repea
     for index in range(repeats + 1):  # the first block of each warms up and is not counted
         output.log(f'position {position}: block {index} of {repeats}')
         engine.restore(capsule='decode')
-        stamps, stream = [], []
+        stamps: list[float] = []
+        stream: list[int] = []
 
         def stamp(piece: Any, stamps: list = stamps, stream: list = stream) -> None:
             if piece.token_ids:

@@ -42,7 +42,8 @@ def row(engine: Engine, oracle: Oracle | None, prefix: int, suffix: int, repeats
     text = random_ids(vocab, prefix + suffix, seed)
     other = random_ids(vocab, 100, seed + 1)
     cold, restored, bare, theirs, tail = Samples(), Samples(), Samples(), Samples(), Samples()
-    cache, tokens = Cache(), {'cold': set(), 'capsule': set(), 'transformers': set()}
+    tokens: dict[str, set[int]] = {'cold': set(), 'capsule': set(), 'transformers': set()}
+    cache = Cache()
     engine.reset()
     engine.append(token_ids=text[:prefix])
     saved = engine.save(name='prefix', overwrite=True)

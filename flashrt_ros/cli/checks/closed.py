@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def closed_manifest(engine: Engine, sizes: Sizes) -> Check:
     """A replay writes nothing outside arena and scratch, and a missing buffer is noticed."""
     arena, plan = engine.arena, engine.plan
-    ids = state.random_ids(arena, 70, sizes.seed)
+    ids = state.random_ids(arena, min(70, plan.grid), sizes.seed)
 
     def replay() -> None:
         plan.append(ids)

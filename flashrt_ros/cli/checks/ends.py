@@ -29,7 +29,8 @@ def failed_restore_untouched(engine: Engine, sizes: Sizes) -> Check:
     good = path.read_bytes()
     state.begin(engine, sizes, length=90, salt=19)
     live = state.snapshot(arena)
-    wrong, refusals, silent = 0, {}, []
+    refusals: dict[str, int] = {}
+    wrong, silent = 0, []
     for name, damage in damages(good).items():
         _spoil(path, damage)
         try:

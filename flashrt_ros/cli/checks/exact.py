@@ -51,9 +51,8 @@ def token_exact(engine: Engine, sizes: Sizes) -> Check:
     state.begin(engine, sizes, salt=1)
     engine.save(name='token_exact')
     equal, restores = sizes.steps, 5
-    for index in range(restores):  # a longer, a shorter, ... conversation in between
-        length = sizes.prompt + 90 if index % 2 == 0 else 40
-        state.begin(engine, sizes, length=length, salt=2 + index)
+    for index in range(restores):
+        _disturb(engine, sizes, index)
         engine.restore(capsule='token_exact')
         again = state.steps(engine, sizes.steps)
         equal = min(equal, linear.equal_steps(again) if linear.equals(again)
@@ -68,6 +67,16 @@ def token_exact(engine: Engine, sizes: Sizes) -> Check:
         f'never stopped ({arena[sampling.LOGITS].numel()} logits a step); {same_turns} of '
         f'{len(straight)} turns with a save, another text and a restore in each end in the bytes '
         'of the same turns without.')
+
+
+def _disturb(engine: Engine, sizes: Sizes, index: int) -> None:
+    """Leave the arena with another text: a longer one, a shorter one, or one of the family."""
+    if index % 3 < 2:
+        state.begin(engine, sizes, length=(sizes.prompt + 90, 40)[index % 3], salt=2 + index)
+        return
+    engine.restore(capsule='token_exact')
+    engine.rollback(to='position', value=sizes.prompt - 30)
+    engine.append(token_ids=state.random_ids(engine.arena, 80, sizes.seed + index))
 
 
 def _turns(engine: Engine, sizes: Sizes, interrupted: bool) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from typing import TYPE_CHECKING
+from typing import Literal, TYPE_CHECKING
 
 import torch
 
@@ -133,8 +133,10 @@ def rollback(engine: Engine, sizes: Sizes) -> Check:
         engine.restore(capsule='tip')
         wrong += state.differing(seen[tip], state.snapshot(arena))
     before, refused = state.snapshot(arena), 0
-    for to, value in (('tokens', arena.position + 1), ('position', arena.position + 1),
-                      ('turns', 1000)):
+    impossible: tuple[tuple[Literal['tokens', 'position', 'turns'], int], ...] = (
+        ('tokens', arena.position + 1), ('position', arena.position + 1),
+        ('turns', 1000))
+    for to, value in impossible:
         with contextlib.suppress(FlashrtError):
             engine.rollback(to=to, value=value)
             refused -= 1
@@ -152,12 +154,12 @@ def lineage(engine: Engine, sizes: Sizes) -> Check:
     """Random sequences of verbs against full copies: shared pages never mix."""
     arena, rng = engine.arena, random.Random(sizes.seed)
     copies: dict[str, state.Snapshot] = {}
-    wrong = restores = 0
+    wrong, restores, recent = _pages_reused(engine, sizes), 2, ''
     state.begin(engine, sizes, length=100, salt=17)
     floor = arena.position
     for index in range(sizes.operations):
-        verb = rng.choice(('append', 'append', 'generate', 'save', 'save', 'restore', 'restore',
-                           'rollback', 'drop'))
+        verb = rng.choice(('append', 'generate', 'save', 'save', 'restore', 'restore', 'rollback',
+                           'rewrite', 'rewrite', 'drop'))
         if verb == 'append' and arena.position < min(700, arena.capacity - 100):
             engine.append(token_ids=state.random_ids(arena, rng.randint(1, 90), index))
         elif verb == 'generate' and arena.position < arena.capacity - 10:
@@ -166,15 +168,21 @@ def lineage(engine: Engine, sizes: Sizes) -> Check:
             name = f'copy{rng.randrange(8)}'
             engine.save(name=name, overwrite=True)
             copies[name] = state.snapshot(arena)
+            recent = name
         elif verb == 'restore' and copies:
-            name = rng.choice(sorted(copies))
+            name = recent = rng.choice(sorted(copies))
             engine.restore(capsule=name)
             wrong += state.differing(copies[name], state.snapshot(arena))
             restores += 1
-        elif verb == 'rollback' and arena.position > floor:
-            engine.rollback(to='tokens', value=rng.randint(1, min(40, arena.position - floor)))
+        elif verb in ('rollback', 'rewrite') and arena.position > floor:
+            back = rng.randint(1, min(40, arena.position - floor))
+            engine.rollback(to='tokens', value=back)
+            if verb == 'rewrite':  # the same rows, other bytes, up to and past where we were
+                engine.append(token_ids=state.random_ids(arena, back + rng.randint(0, 9), index))
         elif verb == 'drop' and len(copies) > 2:
-            name = rng.choice(sorted(copies))
+            # Often the one that the live rows still share their pages with.
+            name = recent if recent in copies and rng.random() < 0.6 else rng.choice(
+                sorted(copies))
             engine.drop(name)
             del copies[name]
     for name, copy in copies.items():
@@ -184,3 +192,29 @@ def lineage(engine: Engine, sizes: Sizes) -> Check:
     return Check('lineage', wrong == 0 and restores > 0, wrong, 'bytes that differ',
                  f'{sizes.operations} random appends, generations, saves, restores, rollbacks and '
                  f'drops; all {restores} restores gave the bytes of a full copy made at the save.')
+
+
+def _pages_reused(engine: Engine, sizes: Sizes) -> int:
+    """
+    Drop the capsule whose pages the live rows are compared with, and let others want pages.
+
+    If nobody but that capsule held them, the next save would share pages that are free, and the
+    one after it would write into them. Returns the bytes that differ.
+    """
+    arena, copies = engine.arena, {}
+    state.begin(engine, sizes, length=2 * PAGE + 2, salt=24, tokens=0)
+    engine.save(name='first')
+    engine.drop('first')
+    for name in ('second', 'third'):
+        engine.save(name=name)
+        copies[name] = state.snapshot(arena)
+        engine.append(token_ids=state.random_ids(arena, 2 * PAGE, sizes.seed))
+    state.begin(engine, sizes, length=3 * PAGE, salt=25, tokens=0)
+    engine.save(name='elsewhere')
+    wrong = 0
+    for name, copy in copies.items():
+        engine.restore(capsule=name)
+        wrong += state.differing(copy, state.snapshot(arena))
+        engine.drop(name)
+    engine.drop('elsewhere')
+    return wrong

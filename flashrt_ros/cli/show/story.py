@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from flashrt_ros.cli.show.process import NodeProcess
     from flashrt_ros.client import FlashrtClient
 
-START_TIMEOUT = 120.0  # seconds; a busy machine takes its time to import torch
 ANSWER_TOKENS = 160
 REPEATS = 25           # of a restore, for a median
 INTERRUPT_AFTER = 4    # tokens
@@ -52,6 +51,7 @@ class Story:
     node: NodeProcess
     screen: Screen
     scene: Scene
+    start_timeout: float  #: seconds
     claims: list[dict[str, Any]] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
     costs: dict[str, float] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Story:
         begun = time.monotonic()
         pid = self.node.start()
         with self.screen.waiting(f'starting capsule_node as process {pid}'):
-            self.client.wait_until_active(START_TIMEOUT)
+            self.client.wait_until_active(self.start_timeout)
         self.costs.setdefault('node_start_s', time.monotonic() - begun)
         self.screen.note(f'process {pid} is active after '
                          f'{duration(time.monotonic() - begun)}')
