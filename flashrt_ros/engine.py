@@ -18,20 +18,22 @@ import uuid
 
 import torch
 
-from flashrt_ros import sampling
+from flashrt_ros import aligned, sampling
+from flashrt_ros.aligned import Aligned
 from flashrt_ros.arena import Arena
+from flashrt_ros.capsule import accounts
 from flashrt_ros.capsule import fingerprint as fingerprints
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.capsule import Capsule, CapsuleInfo
-from flashrt_ros.capsule.lineage import Lineage, runs
-from flashrt_ros.capsule.pool import Frozen, pages_for, Pool
+from flashrt_ros.capsule.lineage import Lineage
+from flashrt_ros.capsule.pool import Frozen, Pool
 from flashrt_ros.capsule.remote import open_tier
 from flashrt_ros.capsule.store import Store
 from flashrt_ros.config import check_memory, choose_device, EngineConfig
 from flashrt_ros.control import Control, FinishReason
 from flashrt_ros.errors import Busy, Canceled, DeadlineExceeded, InvalidArgument, Preempted
 from flashrt_ros.models import load_model
-from flashrt_ros.plan import EagerPlan, manifest_of, TOKENS
+from flashrt_ros.plan import EagerPlan, manifest_of, Plan
 from flashrt_ros.prompting import Prompting, Turn
 from flashrt_ros.results import (
     AppendResult,
@@ -70,11 +72,11 @@ class Engine:
         tell = progress or (lambda words: None)
         begin = time.monotonic()
         self.config = config
-        device = choose_device(config.device)
+        device = choose_device(config.device, tell)
         if config.threads:
             torch.set_num_threads(config.threads)
         tell(f'loading model {config.model}')
-        dtype = 'float32' if config.dtype == 'auto' else config.dtype
+        dtype = 'float32' if (config.dtype, device) == ('auto', 'cpu') else config.dtype
         self.model = load_model(config.model, dtype=dtype, device=device)
         vocabulary = self.model.config.vocab_size
         if config.context > self.model.config.max_positions:
@@ -85,13 +87,25 @@ class Engine:
         self.text = Text.load(source) if source else Text.bytes_only(vocabulary)
         tell(f'allocating a context of {config.context} tokens')
         manifest = manifest_of(self.model, vocabulary)
-        check_memory(manifest.storage_bytes(config.context) + config.pool_bytes + config.host_bytes)
+        if device == 'cuda':
+            from flashrt_ros.cuda import available
+            available.check_memory(self.model, manifest, config.context, config.pool_bytes)
+            check_memory(config.host_bytes)
+        else:
+            check_memory(manifest.storage_bytes(config.context) + config.pool_bytes
+                         + config.host_bytes)
         self.arena = Arena(manifest, config.context, device)
-        self.plan = EagerPlan(self.model, self.arena)
+        self.plan = self._build_plan(self.arena)
         self.lineage = Lineage(self.arena, Pool(manifest, config.pool_bytes, device))
+        soft = {}
+        if device == 'cuda':
+            from flashrt_ros.cuda.compiler import sources_digest
+            from flashrt_ros.cuda.copies import Mover
+            self.lineage.mover = Mover(self.arena, self.lineage.pool)
+            soft['cuda_sources'] = sources_digest()
         tell('taking the fingerprint')
         self.fingerprint = fingerprints.build(self.model, manifest, self.text, device,
-                                              self.plan.grid)
+                                              self.plan.grid, soft=soft)
         disk = open_tier(config.directory, config.disk_bytes) if config.directory else None
         host = Pool(manifest, config.host_bytes, min_blocks=1, option='capsules.host_bytes',
                     pinned=device == 'cuda') if config.host_bytes else None
@@ -109,6 +123,12 @@ class Engine:
 
     def _save(self) -> tuple[Frozen, int]:
         return self.store.make_room(self.lineage.save)
+
+    def _build_plan(self, arena: Arena) -> Plan:
+        if arena.device.type == 'cuda':
+            from flashrt_ros.cuda.plan import CudaGraphPlan
+            return CudaGraphPlan(self.model, arena)
+        return EagerPlan(self.model, arena)
 
     def _new_session(self, name: str, epoch: int) -> Session:
         config = self.config
@@ -303,13 +323,15 @@ class Engine:
 
     def save(self, session: str = DEFAULT_SESSION, name: str = '', *, overwrite: bool = False,
              pin: bool = False, persist: bool = False, align: bool = False,
-             note: str = '') -> SaveResult:
+             rebuild: bool = False, note: str = '') -> SaveResult:
         """
         Freeze a session's boundary under a name (one made up from its id, if left empty).
 
         :param persist: also write it to disk, in the background.
         :param align: freeze the last grid position instead, with the ids behind it as an unfolded
             tail, so that restore + append equals one cold prefill bit for bit.
+        :param rebuild: where an aligned save would be refused since that position is too far
+            back, prefill the ids again in a spare arena; the answer says how many.
         :raises NameExists, InvalidName, Capacity, InvalidArgument: nothing has changed then.
         """
         begin = time.monotonic()
@@ -322,8 +344,11 @@ class Engine:
                                   'save without persist.')
         if len(note) > 4096:
             raise InvalidArgument(f'the note has {len(note)} characters; 4096 are allowed.')
+        prefilled = 0
         if align:
-            frozen, host, copied = self._freeze_aligned(target)
+            found = self._freeze_aligned(target, rebuild)
+            frozen, host, copied = found.frozen, found.host, found.bytes_copied
+            prefilled = found.tokens_prefilled
         else:
             (frozen, copied), host = self._sessions.freeze(target), target.host
         capsule = Capsule(identity, name, target.parent_id, session, frozen.position,
@@ -338,36 +363,24 @@ class Engine:
         if persist:
             self.store.persist(capsule)
         self._counts['saves'] += 1
-        return SaveResult(self.store.info(capsule), copied, time.monotonic() - begin)
+        return SaveResult(self.store.info(capsule), copied, time.monotonic() - begin, prefilled)
 
-    def _freeze_aligned(self, target: Session) -> tuple[Frozen, HostState, int]:
-        """Freeze the kept grid boundary with the ids behind it (contract, promise 3)."""
-        grid, pool = self.plan.grid, self.lineage.pool
-        kept = target.ring.grid
-        if kept is None:
-            raise InvalidArgument(
-                f'an aligned save needs a grid position (a multiple of {grid} tokens) that was '
-                'reached purely by prefill, and this session has none: its prompt is shorter, or '
-                'it was restored from a capsule behind it. Save without align.')
+    def _freeze_aligned(self, target: Session, rebuild: bool) -> Aligned:
+        """Freeze a grid boundary with the ids behind it (contract, promise 3)."""
+        try:
+            aligned.refuse(target, self.plan.grid)
+            rebuild = False
+        except InvalidArgument:
+            if not rebuild:
+                raise
         full, copied = self._sessions.freeze(target)
         try:
-            tail = full.position - kept.position
-            if tail > grid:
-                raise InvalidArgument(
-                    f'the last pure grid position is {kept.position}, {tail} tokens back, which '
-                    f'is more than the grid of {grid}: the position lies in generated or later '
-                    'text. Save aligned right after the prompt, or without align.')
-            rows = pool.rows.view(TOKENS)
-            ids: list[int] = []
-            for _, place, count in runs(full.pages, 0, full.position, kept.position):
-                ids += rows[place:place + count].view(-1).tolist()
-            pages = full.pages[:pages_for(kept.position)]
-            frozen = pool.hold(Frozen(kept.position, kept.block, pages))
+            if not rebuild:
+                return aligned.from_kept(target, full, copied, self.lineage.pool)
+            return aligned.rebuild(target, full, copied, self.lineage, self._empty,
+                                   self._build_plan, self.store.make_room)
         finally:
-            pool.release(full)
-        host = target.host
-        return frozen, replace(host, schedule=host.schedule.cut(kept.position),
-                               tail=(*ids, *host.tail)), copied
+            self.lineage.pool.release(full)
 
     def restore(self, session: str = DEFAULT_SESSION, capsule: str = '', *,
                 seed: int | None = None) -> RestoreResult:
@@ -501,6 +514,16 @@ class Engine:
         found.pinned = pinned
         return self.store.info(found)
 
+    def demote(self, capsule: str) -> CapsuleInfo:
+        """
+        Move a capsule down one tier, before room is needed.
+
+        :raises Capacity: if it is pinned, or no tier below takes it; nothing has changed then.
+        """
+        found = self.store.find(capsule)
+        self.store.demote(found)
+        return self.store.info(found)
+
     def persist(self, capsule: str) -> CapsuleInfo:
         """Write a capsule to disk in the background."""
         found = self.store.find(capsule)
@@ -517,19 +540,27 @@ class Engine:
 
     def facts(self) -> dict:
         """Return what is worth knowing about this engine, JSON-able; sizes in bytes."""
-        manifest, pool = self.arena.manifest, self.lineage.pool
-        blocks, pages = pool.free()
+        manifest = self.arena.manifest
         return {
             'model': self.model.spec, 'dtype': str(self.model.dtype).removeprefix('torch.'),
             'device': str(self.arena.device), 'threads': torch.get_num_threads(),
             'context': self.arena.capacity, 'grid': self.plan.grid,
             'vocabulary': self.model.config.vocab_size,
             'fixed_bytes': manifest.fixed_bytes, 'row_bytes': manifest.row_bytes,
-            'arena_bytes': self.arena.storage.numel(), 'pool_bytes': pool.nbytes,
-            'pool_used_bytes': pool.used_bytes, 'pool_free_blocks': blocks,
-            'pool_free_pages': pages, 'fingerprint': self.fingerprint.digest,
+            'arena_bytes': self.arena.storage.numel(), **accounts.facts(self.store),
+            'fingerprint': self.fingerprint.digest,
             'sessions': len(self._sessions), 'load_seconds': self.load_seconds,
             **self._counts}
+
+    def audit(self) -> None:
+        """
+        Count who holds what again, and compare with the pools; for tests and doubts.
+
+        :raises Internal: for the first difference.
+        """
+        self.store.flush()
+        frozen, blocks = self._sessions.holders()
+        accounts.audit(self.store, [self._empty, *frozen], blocks)
 
     def close(self) -> None:
         """Finish disk writes and let go of everything."""

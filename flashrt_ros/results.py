@@ -85,11 +85,16 @@ class AppendResult:
 
 @dataclass(frozen=True)
 class SaveResult:
-    """Answer of a save; ``bytes_copied`` is what was not in pages yet, plus the fixed block."""
+    """
+    Answer of a save; ``bytes_copied`` is what was not in pages yet, plus the fixed block.
+
+    ``tokens_prefilled`` is what the rebuild of an aligned save cost, 0 otherwise.
+    """
 
     info: CapsuleInfo
     bytes_copied: int
     elapsed: float
+    tokens_prefilled: int = 0
 
 
 @dataclass(frozen=True)

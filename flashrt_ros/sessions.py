@@ -223,6 +223,12 @@ class Sessions:
                 for s in sorted(self._by_name.values(), key=lambda s: s is self.live)
                 for kept in s.ring.light()]
 
+    def holders(self) -> tuple[list[Frozen], list[int]]:
+        """Return what sessions hold in the pool: boundaries, and single blocks."""
+        sessions = self._by_name.values()
+        return ([s.frozen for s in sessions if s.frozen is not None],
+                [kept.block for s in sessions for kept in s.ring.light()])
+
     def _settle(self, session: Session) -> None:
         """Note that a parked session's boundary is on the arena now."""
         if session.frozen is not None:

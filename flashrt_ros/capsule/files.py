@@ -46,13 +46,17 @@ class Files:
         self._table = table
         self._writer = ThreadPoolExecutor(1, thread_name_prefix='flashrt-disk')
         self._writes: list[tuple[str, Future]] = []  # name, its write; oldest first
+        self._used: tuple[object, int] | None = None
         self._failures: list[BaseException] = []
         self._lock = threading.Lock()
         self._writing = threading.RLock()  # room and write are one step
 
     def used_bytes(self) -> int:
-        """Bytes of all capsule files in the tier, whoever wrote them."""
-        return sum(self.tier.usage().values())
+        """Bytes of all capsule files in the tier, whoever wrote them, as of the last listing."""
+        stamp = self.tier.stamp()
+        if self._used is None or stamp != self._used[0]:
+            self._used = (stamp, sum(self.tier.usage().values()))
+        return self._used[1]
 
     def write(self, capsule: Capsule, pool: Pool, frozen: Frozen) -> None:
         """
@@ -66,6 +70,7 @@ class Files:
             self._make_room(capsule, codec.file_bytes(image, pool.manifest))
             self.tier.put(image, pool.manifest, overwrite=capsule.replaces)
             capsule.on_disk = capsule.replaces = True
+            self._used = None
 
     def _make_room(self, capsule: Capsule, size: int) -> None:
         budget = self.tier.budget_bytes
@@ -133,6 +138,7 @@ class Files:
         except UnknownCapsule:
             pass
         capsule.on_disk = False
+        self._used = None
 
     def close(self) -> None:
         """Finish all writes and stop."""
