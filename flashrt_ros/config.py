@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flashrt_ros.errors import Capacity, DeviceFault, InvalidArgument
+from flashrt_ros.errors import Capacity, InvalidArgument
 from flashrt_ros.sampling import Sampling
 
 
@@ -15,7 +16,7 @@ class EngineConfig:
 
     :param model: ``embedded``, a Hugging Face directory, a hub id in the local cache, or
         ``random:<preset>``.
-    :param dtype: ``auto`` is float32 on a CPU.
+    :param dtype: ``auto`` is float32 on a CPU, the type the checkpoint declares on CUDA.
     :param context: tokens the arena holds.
     :param pool_bytes: budget of the capsule pool (device tier).
     :param host_bytes: budget of the host tier, pinned memory where the device is CUDA; 0 for none.
@@ -58,18 +59,23 @@ class EngineConfig:
                 raise InvalidArgument(f'{name} must lie in [{low}, {high}], not {value!r}.')
 
 
-def choose_device(name: str) -> str:
+def choose_device(name: str, tell: Callable[[str], None] = lambda words: None) -> str:
     """
-    Return the torch device to run on.
+    Return the torch device to run on; ``tell`` hears why ``auto`` is not a CUDA device.
 
     :raises InvalidArgument, DeviceFault: for a name or a device that there is not.
     """
     if name not in ('auto', 'cpu', 'cuda'):
         raise InvalidArgument(f'device must be auto, cpu or cuda, not {name!r}.')
+    if name == 'cpu':
+        return name
+    from flashrt_ros.cuda import available
     if name == 'cuda':
-        raise DeviceFault('the CUDA plan is not part of this version yet; configure device cpu '
-                          'or auto.')
-    return 'cpu'
+        available.require()
+    reason = available.why_not()
+    if reason:
+        tell(f'running on the CPU: {reason}')
+    return 'cpu' if reason else 'cuda'
 
 
 def check_memory(needed: int) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -25,6 +26,14 @@ import torch
 from flashrt_ros.arena import Arena
 from flashrt_ros.capsule import faults
 from flashrt_ros.capsule.pool import Frozen, PAGE, Pages, pages_for, Pool
+
+
+class Mover(Protocol):
+    """What a device offers instead of one copy a run of pages."""
+
+    def move(self, block: int, pages: Pages, first: int, begin: int, end: int,
+             restore: bool) -> int:
+        """Queue the copy of a block and of rows ``[begin, end)``; return the bytes."""
 
 
 class Lineage:
@@ -40,6 +49,8 @@ class Lineage:
         self.pool = pool
         self.trail: Pages = np.empty(0, dtype=np.int64)
         self._guard = torch.zeros_like(arena.fixed)
+        #: on a device: copies a block and rows by a table of pages, in one launch
+        self.mover: Mover | None = None
 
     def save(self) -> tuple[Frozen, int]:
         """
@@ -52,11 +63,14 @@ class Lineage:
         shared = pages_for(position) if clean == position else clean // PAGE
         with self.pool.taking(pages_for(position) - shared) as (block, fresh):
             faults.point('save.block')
-            copied = self._copy_block(self.pool.blocks[block], arena.fixed)
             start = shared * PAGE
-            for row, place, count in runs(fresh, start, position):
-                faults.point('save.rows')
-                copied += self.pool.rows.copy_from(arena.rows, row, place, count)
+            if self.mover is not None:
+                copied = self.mover.move(block, fresh, shared, start, position, restore=False)
+            else:
+                copied = self._copy_block(self.pool.blocks[block], arena.fixed)
+                for row, place, count in runs(fresh, start, position):
+                    faults.point('save.rows')
+                    copied += self.pool.rows.copy_from(arena.rows, row, place, count)
         pages = np.concatenate((self.trail[:shared], fresh))
         self.pool.hold_pages(pages[:shared])  # the capsule's references; fresh ones came with one
         self._follow(pages, position)
@@ -70,16 +84,21 @@ class Lineage:
         arena.will_write(start)
         copied = 0
         try:
-            for row, place, count in runs(frozen.pages, 0, frozen.position, start):
-                faults.point('restore.rows')
-                copied += arena.rows.copy_from(self.pool.rows, place, row, count)
-            faults.point('restore.block')
-            copied += self._copy_block(arena.fixed, self.pool.blocks[frozen.block])
+            if self.mover is not None:
+                faults.point('restore.block')
+                copied = self.mover.move(frozen.block, frozen.pages, 0, start, frozen.position,
+                                         restore=True)
+            else:
+                for row, place, count in runs(frozen.pages, 0, frozen.position, start):
+                    faults.point('restore.rows')
+                    copied += arena.rows.copy_from(self.pool.rows, place, row, count)
+                faults.point('restore.block')
+                copied += self._copy_block(arena.fixed, self.pool.blocks[frozen.block])
         except BaseException:
             arena.valid = False  # rows of the old state may be gone: refuse to go on from here
             raise
         self._follow(frozen.pages, frozen.position)
-        arena.valid = True
+        arena.mirror, arena.valid = frozen.position, True
         return copied
 
     def common(self, frozen: Frozen) -> int:
@@ -105,6 +124,7 @@ class Lineage:
 
         Rows stay as they are, so trail and clean stay too: only writes matter.
         """
+        self.arena.mirror = None
         return self._copy_block(self.arena.fixed, self.pool.blocks[block])
 
     @contextmanager
@@ -120,6 +140,7 @@ class Lineage:
             yield
         except BaseException:
             self._copy_block(self.arena.fixed, self._guard)
+            self.arena.mirror = None
             raise
 
     def _follow(self, pages: Pages, position: int) -> None:

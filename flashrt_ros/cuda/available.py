@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import torch
 
+from flashrt_ros.arena import Manifest
 from flashrt_ros.errors import Capacity, DeviceFault
 
+RESERVE = 512 << 20  # bytes for libraries, their workspaces and the graphs
 LEAST = (8, 0)  # compute capability: bfloat16 tensor cores and asynchronous copies
 
 
@@ -46,20 +49,26 @@ def require() -> None:
         raise DeviceFault(f'device cuda cannot be used: {reason}. Configure device cpu or auto.')
 
 
-def check_memory(fixed: int, a_token: int, context: int, least_context: int = 1) -> None:
+def check_memory(model: Any, manifest: Manifest, context: int, pool: int) -> None:
     """
-    Refuse what does not fit on the device, naming what would.
+    Refuse a context that does not fit beside weights that are loaded, naming one that would.
 
-    :param fixed: bytes needed whatever the context (weights, pool, work space).
-    :param a_token: bytes a token of context.
+    :param pool: bytes of the capsule pool.
     :raises Capacity: with the context that fits.
     """
-    free = torch.cuda.mem_get_info()[0] - (256 << 20)  # for libraries and their workspaces
-    if fixed + a_token * context <= free:
+    from flashrt_ros.cuda.plan import work_bytes
+
+    def needed(tokens: int) -> int:
+        return manifest.storage_bytes(tokens) + pool + work_bytes(model, tokens)
+
+    free = torch.cuda.mem_get_info()[0] - RESERVE
+    if needed(context) <= free:
         return
-    fits = (free - fixed) // a_token if a_token else 0
-    advice = (f'a context of {fits} tokens fits' if fits >= least_context else
-              f'no context fits: {fixed - free + a_token * least_context} bytes are missing; '
-              'choose a smaller model or a smaller capsules.device_bytes')
-    raise Capacity(f'a context of {context} tokens needs {fixed + a_token * context} bytes on the '
-                   f'CUDA device and {max(0, free)} are free; {advice}.')
+    low, high = 0, context
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if needed(middle) <= free else (low, middle)
+    advice = f'a context of {low} tokens fits' if low else (
+        'no context fits; choose a smaller model or a smaller capsules.device_bytes')
+    raise Capacity(f'a context of {context} tokens with its capsule pool needs {needed(context)} '
+                   f'bytes on the CUDA device and {max(0, free)} are free; {advice}.')

@@ -65,6 +65,7 @@ class Mover:
         :param restore: from the pool to the live state, else the other way.
         """
         table, arena = self._table, self._arena
+        copied = arena.fixed.numel() + max(0, end - begin) * arena.manifest.row_bytes
         kept = self._pool.blocks[block].data_ptr()
         live = arena.fixed.data_ptr()
         table.fixed_to, table.fixed_from = (live, kept) if restore else (kept, live)
@@ -80,4 +81,4 @@ class Mover:
             table.fixed_bytes, begin = 0, stop
             if begin >= end:
                 break
-        return arena.fixed.numel()
+        return copied

@@ -9,6 +9,7 @@ between two launches is fp32 in work space that belongs to no state.
 from __future__ import annotations
 
 from collections.abc import Callable
+import math
 
 import torch
 from torch import Tensor
@@ -30,12 +31,19 @@ class Weights:
 
     def __init__(self, model, capacity: int) -> None:
         self.model = model
-        self.table = model.parameters[model.embedding_name]
-        self.head = self.table if model.config.tied else model.parameters[model.head_name]
-        self.final_norm = model.final_norm().contiguous()
+        self._matrices: dict[str, Tensor] = {}
+        self.table = self.matrix(model.embedding_name)
+        self.head = self.table if model.config.tied else self.matrix(model.head_name)
+        self.final_norm = (model.final_norm().gain / math.sqrt(model.config.hidden)).contiguous()
         cosine, sine = model.tables(capacity)
         self.cosine, self.sine = cosine.contiguous(), sine.contiguous()
         self._made: dict[str, Tensor] = {}
+
+    def matrix(self, name: str) -> Tensor:
+        """Return a parameter with contiguous rows, as kernels read it."""
+        if name not in self._matrices:
+            self._matrices[name] = self.model.parameters[name].contiguous()
+        return self._matrices[name]
 
     def made(self, name: str, make: Callable[[Tensor], Tensor]) -> Tensor:
         """Return a tensor derived from the parameter ``name``, made on first use."""
@@ -144,7 +152,7 @@ class Decode:
         parameters = weights.model.parameters
         base = f'model.layers.{layer.index}'
         mixer = f'{base}.linear_attn'
-        inner, values = parameters[f'{mixer}.in'], layer.value_heads * layer.value_dim
+        inner, values = weights.matrix(f'{mixer}.in'), layer.value_heads * layer.value_dim
         mixed = self._wide[:inner.shape[0]]
         state = arena[f'layers.{layer.index}.recurrent']
         self.layers.append(self.product(
@@ -161,16 +169,15 @@ class Decode:
                 mixed, state, weights.made(f'{mixer}.A_log', lambda a: -a.exp()),
                 parameters[f'{mixer}.dt_bias'], out)))
         self.layers.append(self.product(
-            parameters[f'{mixer}.out_proj.weight'], out, self.x, GATED, RESIDUAL,
+            weights.matrix(f'{mixer}.out_proj.weight'), out, self.x, GATED, RESIDUAL,
             norm=parameters[f'{mixer}.norm.weight'], eps=layer.eps,
             z=mixed[layer.channels:], head=layer.value_dim))
 
     def _attention(self, layer: GatedAttention) -> None:
         weights, arena = self.weights, self.arena
-        parameters = weights.model.parameters
         base = f'model.layers.{layer.index}'
         mixer = f'{base}.self_attn'
-        inner, dim = parameters[f'{mixer}.in'], layer.head_dim
+        inner, dim = weights.matrix(f'{mixer}.in'), layer.head_dim
         mixed = self._wide[:inner.shape[0]]
         self.layers.append(self.product(
             inner, self.x, mixed, NORMED, STORE,
@@ -195,17 +202,17 @@ class Decode:
             weights.sine, *self._attention_work, out),
             shared=4 * group * (dim + SPLIT + slots * dim)))
         self.layers.append(self.product(
-            parameters[f'{mixer}.o_proj.weight'], out, self.x, PLAIN, RESIDUAL))
+            weights.matrix(f'{mixer}.o_proj.weight'), out, self.x, PLAIN, RESIDUAL))
 
     def _mlp(self, layer: GatedMLP) -> None:
         weights = self.weights
         base = f'model.layers.{layer.index}'
         inner = self._wide[:layer.intermediate]
         self.layers.append(self.product(
-            weights.model.parameters[f'{base}.mlp.in'], self.x, inner, NORMED, SWIGLU,
+            weights.matrix(f'{base}.mlp.in'), self.x, inner, NORMED, SWIGLU,
             norm=weights.one_plus(f'{base}.post_attention_layernorm.weight'), eps=layer.eps))
         self.layers.append(self.product(
-            weights.model.parameters[f'{base}.mlp.down_proj.weight'], inner, self.x, PLAIN,
+            weights.matrix(f'{base}.mlp.down_proj.weight'), inner, self.x, PLAIN,
             RESIDUAL))
 
 

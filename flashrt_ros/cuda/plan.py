@@ -24,10 +24,12 @@ import torch
 
 from flashrt_ros import sampling
 from flashrt_ros.arena import Arena, POSITION
+from flashrt_ros.cuda import decode, prefill
 from flashrt_ros.cuda.decode import Decode, Weights
 from flashrt_ros.cuda.driver import Launch, Toolbox
 from flashrt_ros.cuda.prefill import Prefill, Room
 from flashrt_ros.errors import DeviceFault, InvalidArgument
+from flashrt_ros.models.layers.attention import GatedAttention
 from flashrt_ros.plan import GRID, MAILBOX, TOKENS
 
 FEW = 4  # known tokens that are folded one by one
@@ -83,8 +85,8 @@ class CudaGraphPlan:
 
         self._runs: dict[object, Callable[[], None]] = {'step': step, 'fold': fold}
         self._runs.update({bucket: p.run for bucket, p in self._prefills.items()})
-        for prefill in prefills:
-            prefill.warm_up()
+        for each in prefills:
+            each.warm_up()
         torch.cuda.synchronize(device)
         self.graphs: dict[object, torch.cuda.CUDAGraph] = {}
         if not eager:
@@ -214,3 +216,18 @@ class CudaGraphPlan:
             raise DeviceFault('the live state was invalidated by an earlier fault; restore a '
                               'capsule or reset the session before going on.')
         return self.arena.position
+
+
+def work_bytes(model, capacity: int) -> int:
+    """Return an upper bound of what a plan allocates beside the arena."""
+    total, widest = 64 << 20, 0
+    for layer in model.layers:
+        if isinstance(layer, GatedAttention):
+            heads, dim = layer.heads, layer.head_dim
+            chunk = -(-capacity // prefill.SPLIT) * GRID * heads * (dim + 2) * 4
+            one = -(-capacity // decode.SPLIT) * heads * (dim + 2) * 4
+            widest = max(widest, chunk + one)
+    config = model.config
+    wide = max(getattr(layer, 'intermediate', 0) for layer in model.layers)
+    tables = capacity * config.rotary_dim * 8 if hasattr(config, 'rotary_dim') else 0
+    return total + widest + tables + GRID * 8 * (4 * config.hidden + 4 * wide)

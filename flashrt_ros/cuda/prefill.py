@@ -161,7 +161,7 @@ class Prefill:
         parameters = self.model.parameters
         base = f'model.layers.{layer.index}'
         mixer = f'{base}.linear_attn'
-        inner = parameters[f'{mixer}.in']
+        inner = weights.matrix(f'{mixer}.in')
         taps = parameters[f'{mixer}.conv1d.weight']
         heads, k_dim, v_dim = layer.value_heads, layer.key_dim, layer.value_dim
         columns = min(v_dim, 32 if heads >= 32 else 16)
@@ -190,14 +190,13 @@ class Prefill:
         self._launch('chunk.cu', 'gate_rows', (-(-heads // 8), size), 256, (
             read, mixed, self.count, parameters[f'{mixer}.norm.weight'], float(layer.eps), out),
             **sizes)
-        self._product(out, parameters[f'{mixer}.out_proj.weight'], self._y)
+        self._product(out, weights.matrix(f'{mixer}.out_proj.weight'), self._y)
 
     def _attention(self, layer: GatedAttention) -> None:
         room, size, arena, weights = self.room, self.size, self.arena, self.weights
-        parameters = self.model.parameters
         base = f'model.layers.{layer.index}'
         mixer = f'{base}.self_attn'
-        inner, dim = parameters[f'{mixer}.in'], layer.head_dim
+        inner, dim = weights.matrix(f'{mixer}.in'), layer.head_dim
         group, split = layer.heads // layer.kv_heads, self._split()
         splits = -(-arena.capacity // split)
         sizes = {'HK': layer.kv_heads, 'GROUP': group, 'D': dim, 'SPLIT': split, 'SIZE': size,
@@ -223,7 +222,7 @@ class Prefill:
                      (q, k_rows, v_rows, self.count, position, partial, marks), shared, **sizes)
         self._launch('chunk_attend.cu', 'join_rows', (layer.heads, size), 128, (
             partial, marks, mixed, self.count, position, out), **sizes)
-        self._product(out, parameters[f'{mixer}.o_proj.weight'], self._y)
+        self._product(out, weights.matrix(f'{mixer}.o_proj.weight'), self._y)
 
     def _mlp(self, layer: GatedMLP) -> None:
         room, size, weights = self.room, self.size, self.weights
@@ -232,7 +231,7 @@ class Prefill:
         mixed = room.take('mixed', size, 2 * width)
         inner = room.take('joined', size, width)
         self._norm(weights.one_plus(f'{base}.post_attention_layernorm.weight'), layer.eps, self._h)
-        self._product(self._h, self.model.parameters[f'{base}.mlp.in'], mixed)
+        self._product(self._h, weights.matrix(f'{base}.mlp.in'), mixed)
         self._launch('chunk.cu', 'swiglu_rows', (-(-width // (256 * vector)), size), 256,
                      (mixed, inner), **self._dense())
-        self._product(inner, self.model.parameters[f'{base}.mlp.down_proj.weight'], self._y)
+        self._product(inner, weights.matrix(f'{base}.mlp.down_proj.weight'), self._y)

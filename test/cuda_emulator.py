@@ -1,0 +1,114 @@
+"""
+Run the CUDA sources of the package on a CPU: `device.h` plays the device, g++ compiles.
+
+Only what the kernels compute is tested so, not what a compiler for CUDA makes of them.
+"""
+
+import ctypes
+import hashlib
+from pathlib import Path
+import re
+import shutil
+import subprocess
+import tempfile
+import types
+
+import torch
+
+from flashrt_ros.cuda import compiler, decode, driver, plan, prefill
+
+COMPILER = shutil.which('g++')
+HERE = Path(__file__).parent / 'emulator'
+CACHE = Path(tempfile.gettempdir()) / 'flashrt-emulator'
+
+
+def without_assembler(text: str) -> str:
+    """Cut out functions that hold inline assembler or are its counterparts; device.h has them."""
+    names = '|'.join(('pack_bf16', 'load_once', 'start_next', 'wait_inputs', 'shared_at',
+                      'copy_async', 'commit', 'arrive', 'matrices', 'matrices_turned', 'multiply'))
+    pattern = re.compile(rf'^(template <int PENDING> )?DEVICE \w+ ({names})\(', re.MULTILINE)
+    while match := pattern.search(text):
+        at, depth = text.index('{', match.start()), 0
+        while True:
+            char = text[at]
+            if char == '"':
+                at = text.index('"', at + 1)
+            depth += (char == '{') - (char == '}')
+            at += 1
+            if not depth:
+                break
+        text = text[:match.start()] + text[at:]
+    return text
+
+
+def build(name: str, defines: dict) -> ctypes.CDLL:
+    text = without_assembler(compiler.source_text(name))
+    text = re.sub(r'extern __shared__ (\w+) (\w+)\[\];', r'\1* \2 = (\1*)emu::dynamic;', text)
+    kernels = re.findall(r'extern "C" __global__ void[^{;]*?(\w+)\(const[^_]|'
+                         r'extern "C" __global__ void(?: __launch_bounds__\([^)]*\))?\s+(\w+)\(', text)
+    macros = ''.join(f'#define {key} {value}\n' for key, value in sorted(defines.items()))
+    text = f'#include "device.h"\n{macros}{text}\n'
+    names = sorted({a or b for a, b in kernels})
+    if 'HIDDEN' not in defines:
+        names = [n for n in names if n not in ('embed_rows', 'norm_rows', 'swiglu_rows')]
+    elif name == 'chunk.cu':
+        names = [n for n in names if n in ('embed_rows', 'norm_rows', 'swiglu_rows')]
+    for kernel in names:
+        text += (f'extern "C" void run_{kernel}(void** args, int x, int y, int z, int threads, '
+                 f'int shared) {{\n    emu::launch([=] {{ emu::call({kernel}, args); }}, x, y, z, '
+                 'threads, shared);\n}\n')
+    key = hashlib.sha256((text + (HERE / 'device.h').read_text()).encode()).hexdigest()[:24]
+    CACHE.mkdir(exist_ok=True)
+    library = CACHE / f'{key}.so'
+    if not library.exists():
+        source = CACHE / f'{key}.cpp'
+        source.write_text(text)
+        subprocess.run([COMPILER, '-O1', '-std=c++17', '-shared', '-fPIC', '-w', '-I', str(HERE),
+                        '-fno-strict-aliasing', '-ffp-contract=off', '-o', f'{library}.new',
+                        str(source)], check=True, capture_output=True, text=True)
+        Path(f'{library}.new').replace(library)
+    return ctypes.CDLL(str(library))
+
+
+class Toolbox:
+    arch, multiprocessors = 'sm_90', 2
+
+    def __init__(self, device, dtype) -> None:
+        self._element = dtype.itemsize * 8
+
+    def kernel(self, source: str, name: str, **defines: int):
+        if source == 'sample.cu':
+            defines['BLOCKS'] = 1
+        library = build(source, {'ELEMENT': self._element, **defines})
+        return types.SimpleNamespace(name=name, run=getattr(library, f'run_{name}'))
+
+
+class Launch:
+    def __init__(self, kernel, grid, block, args, shared=0, chained=True) -> None:
+        self.kernel, self.block, self.shared = kernel, block, shared
+        self.grid = (1,) if kernel.name == 'sample' else grid
+        self._keep = args
+        self._values = [driver._packed(value) for value in args]
+        self._pointers = (ctypes.c_void_p * max(1, len(args)))(
+            *(ctypes.addressof(value) for value in self._values))
+
+    def __call__(self) -> None:
+        self.kernel.run(self._pointers, *(*self.grid, 1, 1)[:3], self.block, self.shared)
+
+
+class Event:
+    def synchronize(self) -> None:
+        pass
+
+    def record(self) -> None:
+        pass
+
+
+def install(patch) -> None:
+    """Put the emulator where the device would be; `patch` is pytest's monkeypatch."""
+    for module in (decode, prefill, plan):
+        patch.setattr(module, 'Launch', Launch)
+    patch.setattr(plan, 'Toolbox', Toolbox)
+    patch.setattr(torch.cuda, 'Event', Event)
+    patch.setattr(torch.cuda, 'synchronize', lambda device=None: None)
+    patch.setattr(torch.Tensor, 'pin_memory', lambda self: self)

@@ -1,0 +1,212 @@
+// Just enough of a CUDA device to run our kernels on a CPU, thread by thread, for tests.
+//
+// Every thread of a block is a fiber; barriers and warp collectives switch between them. Blocks
+// run one after another, so a kernel whose blocks meet must be compiled for one block.
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __shared__ static
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __CUDA_ARCH__ 900
+
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(8) float2 { float x, y; };
+static inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
+static inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
+static inline float2 make_float2(float a, float b) { return {a, b}; }
+struct dim3 { int x, y, z; };
+
+namespace emu {
+enum State { FIBER_RUNS, FIBER_AT_BLOCK, FIBER_AT_WARP, FIBER_DONE };
+struct Fiber { ucontext_t context; State state; dim3 id; std::vector<char> stack; };
+static std::vector<Fiber> fibers;
+static ucontext_t home;
+static Fiber* self;
+static dim3 block_id, grid, block;
+static std::function<void()> body;
+static char* dynamic;
+static uint64_t lanes[64][32][8];  // what the lanes of a warp show each other
+
+static void stop(State state) {
+    self->state = state;
+    swapcontext(&self->context, &home);
+}
+static void enter() {
+    body();
+    self->state = FIBER_DONE;
+    swapcontext(&self->context, &home);
+}
+static int warp() { return self->id.x / 32; }
+static int lane() { return self->id.x % 32; }
+
+static void run_block() {
+    for (auto& f : fibers) {
+        getcontext(&f.context);
+        f.context.uc_stack.ss_sp = f.stack.data();
+        f.context.uc_stack.ss_size = f.stack.size();
+        f.context.uc_link = &home;
+        f.state = FIBER_RUNS;
+        makecontext(&f.context, enter, 0);
+    }
+    for (;;) {
+        bool moved = false, all_done = true, all_wait = true;
+        for (auto& f : fibers)
+            if (f.state == FIBER_RUNS) {
+                self = &f;
+                swapcontext(&home, &f.context);
+                moved = true;
+            }
+        for (size_t w = 0; w < fibers.size(); w += 32) {
+            bool ready = false, hold = false;
+            for (size_t i = w; i < std::min(w + 32, fibers.size()); ++i) {
+                ready |= fibers[i].state == FIBER_AT_WARP;
+                hold |= fibers[i].state == FIBER_AT_BLOCK || fibers[i].state == FIBER_RUNS;
+            }
+            if (ready && !hold)
+                for (size_t i = w; i < std::min(w + 32, fibers.size()); ++i)
+                    if (fibers[i].state == FIBER_AT_WARP) { fibers[i].state = FIBER_RUNS; moved = true; }
+        }
+        for (auto& f : fibers) {
+            all_done &= f.state == FIBER_DONE;
+            all_wait &= f.state == FIBER_DONE || f.state == FIBER_AT_BLOCK;
+        }
+        if (all_done) return;
+        if (all_wait)
+            for (auto& f : fibers)
+                if (f.state == FIBER_AT_BLOCK) { f.state = FIBER_RUNS; moved = true; }
+        if (!moved) { fprintf(stderr, "emulator: threads wait for each other\n"); abort(); }
+    }
+}
+
+static void launch(std::function<void()> f, int gx, int gy, int gz, int threads, int shared) {
+    body = f;
+    grid = {gx, gy, gz};
+    block = {threads, 1, 1};
+    fibers.resize(threads);
+    for (int i = 0; i < threads; ++i) {
+        fibers[i].id = {i, 0, 0};
+        fibers[i].stack.resize(64 << 10);
+    }
+    dynamic = (char*)aligned_alloc(256, (shared + 511) / 256 * 256);
+    for (int z = 0; z < gz; ++z)
+        for (int y = 0; y < gy; ++y)
+            for (int x = 0; x < gx; ++x) {
+                memset(dynamic, 0xff, shared);  // NaN: nothing may be read before it is written
+                block_id = {x, y, z};
+                run_block();
+            }
+    free(dynamic);
+}
+
+template <class... A, size_t... I>
+void call(void (*f)(A...), void** args, std::index_sequence<I...>) {
+    f(*(std::remove_const_t<A>*)args[I]...);
+}
+template <class... A> void call(void (*f)(A...), void** args) {
+    call(f, args, std::index_sequence_for<A...>());
+}
+
+template <class T> T shuffle(T x, int from) {
+    memcpy(lanes[warp()][lane()], &x, sizeof x);
+    stop(FIBER_AT_WARP);
+    T y;
+    memcpy(&y, lanes[warp()][from < 0 || from > 31 ? lane() : from], sizeof y);
+    stop(FIBER_AT_WARP);
+    return y;
+}
+}  // namespace emu
+
+#define threadIdx (emu::self->id)
+#define blockIdx (emu::block_id)
+#define gridDim (emu::grid)
+#define blockDim (emu::block)
+#define __syncthreads() emu::stop(emu::FIBER_AT_BLOCK)
+#define __syncwarp() emu::stop(emu::FIBER_AT_WARP)
+#define __threadfence()
+#define __threadfence_system()
+#define __shfl_xor_sync(m, x, o) emu::shuffle(x, emu::lane() ^ (o))
+#define __shfl_up_sync(m, x, o) emu::shuffle(x, emu::lane() - (o))
+#define __shfl_sync(m, x, l) emu::shuffle(x, l)
+#define __expf expf
+#define __ldcg(p) (*(p))
+static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+static inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
+static inline unsigned __float_as_uint(float x) { unsigned y; memcpy(&y, &x, 4); return y; }
+static inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
+static inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+template <class T, class U> T atomicAdd(T* at, U x) { T old = *at; *at += x; return old; }
+template <class T, class U> T atomicMax(T* at, U x) { T old = *at; *at = std::max<T>(old, x); return old; }
+template <class T, class U> auto min(T a, U b) { return a < b ? a : b; }
+template <class T, class U> auto max(T a, U b) { return a > b ? a : b; }
+
+// What the sources say in assembler.
+static unsigned pack_bf16(float low, float high) {
+    auto round = [](float x) -> unsigned {
+        unsigned bits = __float_as_uint(x);
+        if (std::isnan(x)) return 0x7fff;
+        return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    };
+    return round(low) | round(high) << 16;
+}
+static uint4 load_once(const void* at) { return *(const uint4*)at; }
+static void start_next() {}
+static void wait_inputs() {}
+static void commit() {}
+template <int PENDING> void arrive() {}
+static float widened(uint64_t word, int half) {
+    return __uint_as_float((unsigned)(half ? word & 0xffff0000u : word << 16));
+}
+template <class T> void copy_async(T* to, const T* from, bool live) {
+    if (live) memcpy(to, from, 16);
+    else memset(to, 0, 16);
+}
+template <class T> void matrices(unsigned (&r)[4], const T* at) {
+    emu::lanes[emu::warp()][emu::lane()][0] = (uint64_t)at;
+    emu::stop(emu::FIBER_AT_WARP);
+    const int lane = emu::lane();
+    for (int i = 0; i < 4; ++i)
+        memcpy(&r[i], (const T*)emu::lanes[emu::warp()][8 * i + lane / 4][0] + lane % 4 * 2, 4);
+    emu::stop(emu::FIBER_AT_WARP);
+}
+template <class T> void matrices_turned(unsigned (&r)[4], const T* at) {
+    emu::lanes[emu::warp()][emu::lane()][0] = (uint64_t)at;
+    emu::stop(emu::FIBER_AT_WARP);
+    const int lane = emu::lane();
+    for (int i = 0; i < 4; ++i)
+        for (int j = 0; j < 2; ++j)
+            memcpy((char*)&r[i] + 2 * j,
+                   (const T*)emu::lanes[emu::warp()][8 * i + lane % 4 * 2 + j][0] + lane / 4, 2);
+    emu::stop(emu::FIBER_AT_WARP);
+}
+static void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    auto& mine = emu::lanes[emu::warp()];
+    const int lane = emu::lane();
+    for (int i = 0; i < 4; ++i) mine[lane][i] = a[i];
+    mine[lane][4] = b0;
+    mine[lane][5] = b1;
+    emu::stop(emu::FIBER_AT_WARP);
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; ++k)
+            c[i] += widened(mine[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2)
+                  * widened(mine[column * 4 + k % 8 / 2][4 + k / 8], k % 2);
+    }
+    emu::stop(emu::FIBER_AT_WARP);
+}

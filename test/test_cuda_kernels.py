@@ -1,0 +1,112 @@
+"""The CUDA kernels against their torch references, on an emulated device."""
+
+from pathlib import Path
+import random
+import shutil
+
+import pytest
+import torch
+
+from flashrt_ros import sampling
+from flashrt_ros.arena import Arena
+from flashrt_ros.models import load_model
+from flashrt_ros.plan import EagerPlan, manifest_of
+
+
+pytestmark = pytest.mark.skipif(not shutil.which('g++'), reason='the emulated device needs g++')
+
+
+def plans(patch, dtype, spec='random:tiny', context=256, grid=128):
+    """Return the CUDA plan on the emulator and the reference plan, which runs in fp32."""
+    patch.syspath_prepend(str(Path(__file__).parent))
+    import cuda_emulator
+    from flashrt_ros.cuda.plan import CudaGraphPlan
+    cuda_emulator.install(patch)
+    model = load_model(spec, dtype=dtype)
+    reference = load_model(spec, dtype='float32')
+    for (_, to), (_, origin) in zip(reference.weights(), model.weights(), strict=True):
+        to.copy_(origin)
+    vocabulary = model.config.vocab_size
+    arenas = [Arena(manifest_of(m, vocabulary), context) for m in (model, reference)]
+    for arena in arenas:
+        for plane in arena.rows.planes:
+            plane.fill_(0xff)  # dead rows are NaN
+    return CudaGraphPlan(model, arenas[0], grid, eager=True), EagerPlan(reference, arenas[1], grid)
+
+
+def differences(plan, reference) -> dict[str, float]:
+    """Relative distance of every state buffer, live rows only."""
+    found = {}
+    position = reference.arena.position
+    assert plan.arena.position == position
+    for name, theirs in reference.arena.views.items():
+        ours = plan.arena[name]
+        if name in ('mailbox',):
+            continue
+        if theirs.shape[0] == reference.arena.capacity and name != 'logits':
+            ours, theirs = ours[:position], theirs[:position]
+        ours, theirs = ours.double(), theirs.double()
+        scale = theirs.norm().item() or 1.0
+        found[name] = ((ours - theirs).norm() / scale).item()
+    return found
+
+
+def close(plan, reference, tolerance: float) -> None:
+    bad = {name: d for name, d in differences(plan, reference).items() if not d <= tolerance}
+    assert not bad, bad
+
+
+def test_folding_agrees_with_the_reference(monkeypatch):
+    plan, reference = plans(monkeypatch, 'float32')
+    rng = random.Random(0)
+    for count in (1, 2, 20, 1, 70, 5):
+        ids = [rng.randrange(512) for _ in range(count)]
+        plan.append(ids)
+        reference.append(ids)
+        close(plan, reference, 2e-5)
+
+
+def test_folding_in_bfloat16_is_no_worse_than_the_plain_form(monkeypatch):
+    """The measure is how far the torch form in bfloat16 is from fp32 on the same weights."""
+    plan, reference = plans(monkeypatch, 'bfloat16')
+    model = load_model('random:tiny', dtype='bfloat16')
+    plain = EagerPlan(model, Arena(manifest_of(model, 512), 256), 128)
+    rng = random.Random(0)
+    for count in (1, 2, 20, 1, 70, 5):
+        ids = [rng.randrange(512) for _ in range(count)]
+        for each in (plan, reference, plain):
+            each.append(ids)
+        allowed = differences(plain, reference)
+        for name, distance in differences(plan, reference).items():
+            assert distance <= 1.3 * allowed[name] + 2e-3, name
+
+
+def test_steps_agree_with_the_reference(monkeypatch):
+    plan, reference = plans(monkeypatch, 'float32')
+    for each in (plan, reference):
+        each.append(list(range(1, 9)))
+        sampling.write(each.arena, sampling.Sampling(0.8, 40, 0.9, 7), 3)
+    seen = []
+    for _ in range(6):
+        assert plan.step(seen.append) == reference.step()
+    assert len(seen) == 6
+    close(plan, reference, 2e-5)
+
+
+@pytest.mark.parametrize('settings', [
+    (0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.8), (0.9, 40, 0.9), (2.0, 1, 1.0),
+    (1.0, 3, 0.01), (0.05, 0, 0.999), (1.0, 600, 0.5)])
+@pytest.mark.parametrize('ties', [False, True])
+def test_the_sampler_agrees_with_the_reference(monkeypatch, settings, ties):
+    plan, reference = plans(monkeypatch, 'float32')
+    generator = torch.Generator().manual_seed(1)
+    for counter in range(8):
+        logits = torch.randn(512, generator=generator) * 2
+        if ties:
+            logits = logits.round()
+        plan.arena['logits'].copy_(logits)
+        sampling.write(plan.arena, sampling.Sampling(*settings, seed=2 ** 63 + counter), counter)
+        expected = sampling.sample(plan.arena)
+        plan._sample()
+        assert plan.arena['mailbox'].item() == expected
+        assert int(plan._word[0]) & 0xffffffff == expected
