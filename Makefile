@@ -62,7 +62,7 @@ demo: setup  ## set up, then start the node and drive it over DDS
 
 test: setup  ## set up, then run the tests
 	@$(ENTER) $(DOMAIN) ROS_PYTHON_CHECK_FIELDS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
-	  PYTHONDONTWRITEBYTECODE=1 $(PY) -P -m pytest --import-mode=importlib \
+	  $(PY) -P -m pytest --import-mode=importlib \
 	  -p pytest_timeout -p _hypothesis_pytestplugin $(if $(T),$(T),test)
 
 verify: setup  ## prove the capsule contract on the embedded model and on random:tiny
@@ -96,7 +96,11 @@ distclean: clean  ## remove .venv too
 
 $(S)/venv:
 	@echo "[1/5] virtual environment in $(VENV), ROS 2 from $(SYSTEM_ROS)"
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Python 3.10 or newer is needed")'
+	@for tool in cmake cc c++; do command -v $$tool >/dev/null || \
+	  { echo "$$tool is missing: install gcc, g++, CMake and make first"; exit 1; }; done
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit( \
+	  None if "$(SYSTEM_ROS)" == "system" or (3, 11) <= v < (3, 14) else \
+	  "The ROS 2 wheels need Python 3.11 to 3.13; name one: PYTHON=python3.11 make")'
 	@$(PYTHON) -m venv $(SITE) $(VENV)
 	@mkdir -p $(S) && echo $(SYSTEM_ROS) > $(S)/door && touch $@
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-PERIOD = 5.0  # seconds between two lines
+PERIOD = 10.0 # seconds between two lines
 TAIL = 40     # lines of the log shown after a failure
 
 
