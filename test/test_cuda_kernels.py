@@ -12,7 +12,6 @@ from flashrt_ros.arena import Arena
 from flashrt_ros.models import load_model
 from flashrt_ros.plan import EagerPlan, manifest_of
 
-
 pytestmark = pytest.mark.skipif(not shutil.which('g++'), reason='the emulated device needs g++')
 
 
@@ -20,6 +19,7 @@ def plans(patch, dtype, spec='random:tiny', context=256, grid=128):
     """Return the CUDA plan on the emulator and the reference plan, which runs in fp32."""
     patch.syspath_prepend(str(Path(__file__).parent))
     import cuda_emulator
+
     from flashrt_ros.cuda.plan import CudaGraphPlan
     cuda_emulator.install(patch)
     model = load_model(spec, dtype=dtype)

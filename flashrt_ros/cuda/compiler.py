@@ -8,9 +8,9 @@ and is written atomically: several processes may share the folder.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import hashlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
 
 from flashrt_ros.errors import DeviceFault

@@ -7,8 +7,8 @@ the call, and the host does not wait. ``PAGES`` pages go into a launch; longer b
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
+import ctypes
 
 import numpy as np
 import torch

@@ -17,8 +17,8 @@ ordered by the stream.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+import time
 
 import torch
 

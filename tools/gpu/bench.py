@@ -1,0 +1,200 @@
+"""How fast: decode, its parts, prefill, capsules, first token."""
+
+from __future__ import annotations
+
+import common
+import torch
+
+from flashrt_ros.capsule.lineage import Lineage
+from flashrt_ros.capsule.pool import Pool
+from flashrt_ros.cuda.copies import Mover
+
+BANDWIDTH = 4.8e12  # bytes a second, by the datasheet
+
+
+def at(plan, position: int) -> None:
+    """Pretend that many rows are folded; they hold small numbers."""
+    arena = plan.arena
+    for buffer in arena.manifest.rows:
+        view = arena[buffer.name]
+        if view.dtype.is_floating_point:
+            view[:position].normal_(0, 0.5)
+        else:
+            view[:position].zero_()
+    arena.set_position(position)
+
+
+def state_bytes(model, arena, position: int) -> int:
+    """Weights once (a tied table too), recurrent state read and written, live rows read."""
+    weights = model.parameters.nbytes
+    if not model.config.tied:  # only a row of the embedding is read
+        weights -= model.parameters[model.embedding_name].nbytes
+    recurrent = sum(b.nbytes for b in arena.manifest.fixed if b.role.value == 'recurrent')
+    return weights + 2 * recurrent + position * arena.manifest.row_bytes
+
+
+def decode(model, plan, positions=(1024, 4096, 16384)) -> list[dict]:
+    watch = common.Stopwatch(30)
+    rows = []
+    for position in positions:
+        at(plan, position)
+        graph = plan.graphs['step']
+        micros = watch(graph.replay, before=lambda p=position: plan.arena.set_position(p))
+        plan._number = int(plan._sent.item())
+        plan.arena.set_position(position)
+        many = common.wall(lambda: [plan.step() for _ in range(16)], 5)
+        size = state_bytes(model, plan.arena, position)
+        rows.append({'position': position, 'device_us': round(micros, 1),
+                     'wall_us': round(many['median_us'] / 16, 1),
+                     'tokens_per_s': round(16e6 / many['median_us'], 1),
+                     'share': round(size / BANDWIDTH * 1e6 / micros, 3),
+                     'state_bytes': size})
+    return rows
+
+
+def parts(model, plan, position: int = 4096) -> dict[str, float]:
+    """Microseconds of each kind of launch in a step: all of a kind in a graph of their own."""
+    at(plan, position)
+    kinds: dict[str, list] = {'sample': [plan._sample], 'head': [plan._decode.head(None)]}
+    for launch in plan._decode.layers:
+        name = launch.kernel.name
+        if name == 'gemv':
+            name = f'gemv {tuple(launch._keep[0].shape)}'
+        kinds.setdefault(name, []).append(launch)
+    watch, found = common.Stopwatch(15), {}
+    for name, launches in kinds.items():
+        graph = common.captured(lambda launches=launches: [each() for each in launches])
+        micros = watch(graph.replay, before=lambda: plan.arena.set_position(position))
+        entry = {'each_us': round(micros / len(launches), 2), 'count': len(launches)}
+        if name.startswith('gemv') or name == 'head':
+            weight = launches[0]._keep[0]
+            entry['tb_s'] = round(weight.nbytes * len(launches) / micros / 1e6, 2)
+        found[name] = entry
+    return found
+
+
+def prefill(plan, positions=(0, 3584, 15872), buckets=(32, 128, 512)) -> list[dict]:
+    watch = common.Stopwatch(8)
+    rows = []
+    for bucket in buckets:
+        plan._stage(list(range(1, bucket + 1)))
+        for position in positions:
+            at(plan, position)
+            micros = watch(plan.graphs[bucket].replay,
+                           before=lambda p=position: plan.arena.set_position(p))
+            rows.append({'bucket': bucket, 'position': position, 'device_us': round(micros, 1)})
+    return rows
+
+
+def profile(plan, name, position: int, top: int = 14) -> dict[str, list]:
+    """Device time by kernel within one graph, from the profiler."""
+    from torch.profiler import profile as profiler
+    from torch.profiler import ProfilerActivity
+    at(plan, position)
+    torch.cuda.synchronize()
+    with profiler(activities=[ProfilerActivity.CUDA]) as seen:
+        plan.graphs[name].replay()
+        torch.cuda.synchronize()
+    table = sorted(((e.device_time_total, e.count, e.key) for e in seen.key_averages()),
+                   reverse=True)
+    return {key[:60]: [round(total, 1), count] for total, count, key in table[:top]}
+
+
+def capsules(plan, positions=(1024, 4096, 16384)) -> list[dict]:
+    arena = plan.arena
+    manifest = arena.manifest
+    pool = Pool(manifest, 10 * manifest.fixed_bytes
+                + (3 * max(positions) + 8192) * manifest.row_bytes, 'cuda')
+    line = Lineage(arena, pool)
+    line.mover = Mover(arena, pool)
+    rows, watch = [], common.Stopwatch(20)
+    for position in positions:
+        at(plan, position)
+        arena.will_write(0)
+        frozen, size = line.save()
+        source = torch.ones(size, dtype=torch.uint8, device='cuda')
+        target = torch.zeros_like(source)
+
+        def save() -> None:
+            arena.will_write(0)
+            pool.release(line.save()[0])
+
+        def restore() -> None:
+            line.restore(frozen)
+
+        def dirty() -> None:
+            arena.will_write(0)
+
+        def diverged() -> None:
+            arena.will_write(position - 1)
+
+        def copy() -> None:
+            target.copy_(source)
+
+        small = source[:manifest.fixed_bytes]
+        row = {'position': position, 'bytes': size, 'fixed_bytes': manifest.fixed_bytes}
+        row['copy_us'] = watch(copy)
+        row['save_us'] = watch(save)
+        line.restore(frozen)
+        row['restore_full_us'] = watch(restore, before=dirty)
+        row['restore_family_us'] = watch(restore, before=diverged)
+        row['copy_fixed_us'] = watch(lambda: target[:manifest.fixed_bytes].copy_(small))
+        row['wall_copy'] = common.wall(copy)
+        row['wall_restore_full'] = common.wall(lambda: (dirty(), restore()))
+        row['wall_restore_family'] = common.wall(lambda: (diverged(), restore()))
+        row['wall_save'] = common.wall(save)
+        rows.append({k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()})
+        del source, target, small
+        pool.release(frozen)
+    return rows
+
+
+def first_token(plan, positions=(2048, 4096, 8192, 16384), suffix: int = 32) -> list[dict]:
+    """Restore and a suffix up to the first token, beside our own cold prefill of all of it."""
+    arena = plan.arena
+    pool = Pool(arena.manifest, 10 * arena.manifest.fixed_bytes
+                + (2 * max(positions) + 8192) * arena.manifest.row_bytes, 'cuda')
+    line = Lineage(arena, pool)
+    line.mover = Mover(arena, pool)
+    plan._number = int(plan._sent.item())
+    arena.set_position(0)
+    arena.fixed.zero_()
+    empty, _ = line.save()
+    rows = []
+    tail = common.ids(suffix, 256, 1)
+    for position in positions:
+        text = common.ids(position, 256)
+
+        def prefix() -> None:
+            for start in range(0, position, plan.grid):
+                plan.append(text[start:start + plan.grid])
+
+        def cold() -> None:
+            line.restore(empty)
+            prefix()
+            plan.append(tail)
+            plan.step()
+
+        cold_time = common.wall(cold, 2)
+        line.restore(empty)
+        prefix()
+        frozen, _ = line.save()
+
+        def warm() -> None:
+            line.restore(frozen)
+            plan.append(tail)
+            plan.step()
+
+        def warm_full() -> None:
+            arena.will_write(0)
+            warm()
+
+        def at_once() -> None:
+            line.restore(frozen)
+            plan.step()
+
+        rows.append({'position': position, 'suffix': suffix, 'cold': cold_time,
+                     'family': common.wall(warm, 10), 'full': common.wall(warm_full, 10),
+                     'suffix_0': common.wall(at_once, 10)})
+        pool.release(frozen)
+    return rows

@@ -1,0 +1,108 @@
+"""
+Check and measure the CUDA device: correctness first, then speed; JSON to --out.
+
+    python tools/gpu/check.py --out results --sections agrees,decode --models random:qwen3.5-0.8b
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+from pathlib import Path
+import sys
+import time
+import traceback
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+
+import bench  # noqa: E402
+import common  # noqa: E402
+import correctness  # noqa: E402
+import torch  # noqa: E402
+
+RIGHT = ('agrees', 'graph', 'capture', 'sampler', 'lineage', 'stream')
+FAST = ('decode', 'parts', 'prefill', 'profile', 'capsules', 'first_token')
+
+
+def measure(spec: str, context: int, sections: list[str], run) -> None:
+    model, plan = common.build(spec, 'bfloat16', context)
+    works = {
+        'decode': lambda: bench.decode(model, plan),
+        'parts': lambda: bench.parts(model, plan),
+        'prefill': lambda: bench.prefill(plan),
+        'profile': lambda: {f'{name} at {position}': bench.profile(plan, name, position)
+                            for name, position in (('step', 4096), (32, 4096), (512, 4096),
+                                                   (512, 15872))},
+        'capsules': lambda: bench.capsules(plan),
+        'first_token': lambda: bench.first_token(plan),
+    }
+    for name, work in works.items():
+        if name in sections:
+            run(f'{name} {spec}', work)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('--out', default='results')
+    parser.add_argument('--sections', default=','.join((*RIGHT, *FAST)))
+    parser.add_argument('--models', default='random:qwen3.5-0.8b')
+    parser.add_argument('--small', default='random:tiny,random:small')
+    parser.add_argument('--context', type=int, default=16384 + 1024)
+    args = parser.parse_args()
+    sections = args.sections.split(',')
+    report: dict = {'device': torch.cuda.get_device_name(), 'torch': torch.__version__,
+                    'cuda': torch.version.cuda, 'results': {}}
+    begin, failed = time.monotonic(), 0
+    Path(args.out).mkdir(parents=True, exist_ok=True)
+
+    def run(name: str, work) -> None:
+        nonlocal failed
+        started = time.monotonic()
+        try:
+            result = work()
+        except Exception as error:
+            result = {'ok': False, 'error': f'{type(error).__name__}: {str(error)[:1500]}',
+                      'trace': traceback.format_exc().splitlines()[-7:]}
+        failed += isinstance(result, dict) and result.get('ok') is False
+        report['results'][name] = result
+        print(f'[{time.monotonic() - begin:5.1f} s, {time.monotonic() - started:4.1f} s] {name}: '
+              f'{json.dumps(result)[:2400]}', flush=True)
+        Path(args.out, 'check.json').write_text(json.dumps(report, indent=1))
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    small = [spec for spec in args.small.split(',') if spec]
+    for spec in small:
+        for dtype in ('float32', 'bfloat16'):
+            if 'agrees' in sections:
+                run(f'agrees {spec} {dtype}', lambda spec=spec, dtype=dtype: correctness.agrees(spec, dtype))
+            if 'graph' in sections:
+                run(f'graph {spec} {dtype}',
+                    lambda: correctness.graph_equals_eager(spec, dtype))
+    if small and 'capture' in sections:
+        run('capture', lambda: correctness.capture_side_effect_free(small[-1], 'bfloat16'))
+    if small and 'lineage' in sections:
+        run('lineage', lambda: correctness.lineage(small[-1]))
+    if small and 'stream' in sections:
+        run('stream', lambda: correctness.stream_ordered_save(small[-1]))
+    for spec in [spec for spec in args.models.split(',') if spec]:
+        if 'agrees' in sections:
+            run(f'agrees {spec}', lambda: correctness.agrees(spec, 'bfloat16'))
+        if 'graph' in sections:
+            run(f'graph {spec}', lambda: correctness.graph_equals_eager(spec, 'bfloat16'))
+        if 'sampler' in sections:
+            run(f'sampler {spec}', lambda: correctness.sampler(spec))
+        if set(FAST) & set(sections):
+            try:
+                measure(spec, args.context, sections, run)
+            except Exception:
+                run(f'build {spec}', lambda: {'ok': False, 'error': traceback.format_exc()[-900:]})
+            gc.collect()
+            torch.cuda.empty_cache()
+    print(f'{failed} failed')
+    return failed
+
+
+if __name__ == '__main__':
+    sys.exit(main())
