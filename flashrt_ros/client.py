@@ -121,7 +121,7 @@ class Stream:
         """
         self._client.wait_for(self.done.done, timeout, self._arrived,
                               self._client.action.server_is_ready, 'the result')
-        result = self.done.result()
+        result: Generate.Result = self.done.result()  # type: ignore[assignment]
         error = error_of(result)
         if check and error is not None:
             raise error
@@ -156,7 +156,7 @@ class Stream:
         self.handle.get_result_async().add_done_callback(self._resulted)
 
     def _resulted(self, future: Future) -> None:
-        response = future.result()
+        response: Any = future.result()
         self.status = response.status
         self._finish(response.result)
 
@@ -185,11 +185,11 @@ class FlashrtClient:
         self.timeout = timeout
         self._group = callback_group or ReentrantCallbackGroup()
         self._own: SingleThreadedExecutor | None = None
-        self._clients = {
+        self._clients: dict[str, Any] = {
             key: node.create_client(kind, f'{self.name}/{key}', callback_group=self._group)
             for key, kind in _SERVICES.items()}
         # The default depth of 10 loses text where the reader is busy for a moment.
-        self.action = ActionClient(
+        self.action: ActionClient = ActionClient(
             node, Generate, f'{self.name}/generate', callback_group=self._group,
             feedback_sub_qos_profile=QoSProfile(depth=256))
 

@@ -79,7 +79,7 @@ class GenerateServer:
         key = bytes(handle.goal_id.uuid)
 
         def feedback(message: Token) -> None:
-            handle.publish_feedback(Generate.Feedback(token=message))
+            handle.publish_feedback(Generate.Feedback(token=message))  # type: ignore[arg-type]
 
         goal = Goal(handle.goal_id, feedback, partial(self._ended, handle))
         self._by_id[key] = goal

@@ -269,10 +269,10 @@ class Goals:
                 return
             goal.ended = True
         if future.cancelled():
-            error = goal.why or NotActive('The node stopped serving before the goal had its turn.')
+            why = goal.why or NotActive('The node stopped serving before the goal had its turn.')
             names = {'CANCELED': Token.CANCELED, 'PREEMPTED': Token.PREEMPTED,
                      'TIMEOUT': Token.TIMEOUT}
-            self._close(goal, error, names.get(error.code, Token.CANCELED), None)
+            self._close(goal, why, names.get(why.code, Token.CANCELED), None)
             return
         error = future.exception()
         if error is not None:
@@ -285,12 +285,12 @@ class Goals:
         elif goal.why is not None:
             self._close(goal, goal.why, reason, generation)
         else:
-            error = {
+            why = {
                 Token.TIMEOUT: DeadlineExceeded(
                     'The goal did not end within its timeout, queue included.'),
                 Token.PREEMPTED: Preempted('Another request took the session over.'),
             }.get(reason) or NotActive('The node stopped serving.')
-            self._close(goal, error, reason, generation)
+            self._close(goal, why, reason, generation)
 
     def _close(self, goal: Goal, error: BaseException | None, reason: int,
                generation: Generation | None) -> None:

@@ -24,33 +24,45 @@ T = TypeVar('T')
 
 class Reply(Generic[T]):
     """
-    A future that a coroutine of the executor can await: `set` works from any thread, once.
+    An answer that a coroutine of the executor waits for; `set` works from any thread, once.
 
     rclpy polls what its coroutines await whenever the executor wakes, and completing a future
-    wakes nobody; so this does.
+    wakes nobody; so `set` does.
     """
 
     def __init__(self, executor: Executor | None) -> None:
         self._executor = executor
         self._future: Future = Future(executor=executor)
-        self._lock = threading.Lock()
+        self._condition = threading.Condition()
         self._set = False
+        self._blocking = False
 
     def set(self, value: T | None = None, error: BaseException | None = None) -> bool:
         """Answer; return whether this was the first answer."""
-        with self._lock:
+        with self._condition:
             if self._set:
                 return False
             self._set = True
-        # Errors travel as values: rclpy prints each exception of a future that nobody fetched.
-        self._future.set_result((value, error))
+            # Errors travel as values: rclpy prints each exception that nobody fetched.
+            self._future.set_result((value, error))
+            if self._blocking:
+                self._condition.notify()
+                return True
         if self._executor is not None:
             self._executor.wake()
         return True
 
+    def wait(self, timeout: float) -> bool:
+        """Block this thread for the answer; return whether it is there."""
+        with self._condition:
+            self._blocking = True
+            done = self._condition.wait_for(lambda: self._set, timeout)
+            self._blocking = False
+        return done
+
     async def get(self) -> T:
         """Wait for the answer and return it, or raise what was set as its error."""
-        value, error = await self._future
+        value, error = await self._future  # type: ignore[misc]
         if error is not None:
             raise error
         return value

@@ -40,7 +40,8 @@ def main(args: Sequence[str] | None = None) -> int:
     # Callbacks share the interpreter with the worker: with the default of 5 ms each of them would
     # wait that long beside a busy one.
     sys.setswitchinterval(5e-4)
-    rclpy.init(args=args, signal_handler_options=SignalHandlerOptions.NO)
+    rclpy.init(args=None if args is None else list(args),
+               signal_handler_options=SignalHandlerOptions.NO)
     try:
         node = CapsuleNode(stop.is_set)
     except FlashrtError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+import threading
 import time
 import traceback
 from typing import Any
@@ -14,7 +15,7 @@ from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
 from rclpy.lifecycle.node import LifecycleNodeMixin
 from rclpy.node import Node
 
-from flashrt_ros.errors import DeviceFault, NotActive
+from flashrt_ros.errors import Canceled, DeviceFault, NotActive
 from flashrt_ros.node import convert, diagnostics
 from flashrt_ros.node.alarms import Alarms
 from flashrt_ros.node.generate import GenerateServer
@@ -29,6 +30,7 @@ from flashrt_ros.node.statistics import Statistics
 SUCCESS = TransitionCallbackReturn.SUCCESS
 FAILURE = TransitionCallbackReturn.FAILURE
 ERROR = TransitionCallbackReturn.ERROR
+_REFRESH_PERIOD = 0.05  # seconds between two looks at sessions and capsules
 _NEXT = {
     'unconfigured': 'configure and activate it first (`ros2 lifecycle set {name} configure`, then '
                     'activate)',
@@ -60,7 +62,10 @@ class CapsuleNode(LifecycleNodeMixin, Node):
         self.hardware = ''
         self._runtime: Runtime | None = None
         self._active = False
-        self._refreshing = False
+        self._refreshing = self._stale = False
+        self._refresh_lock = threading.Lock()
+        self._refresh_at = 0.0
+        self._refreshed = 0.0
         self._on_disk: set[str] = set()
         self.statistics = Statistics()
         self.parameters = Parameters(self, self._is_unconfigured)
@@ -107,14 +112,30 @@ class CapsuleNode(LifecycleNodeMixin, Node):
 
     def refresh(self) -> None:
         """Publish state and capsules anew, soon, where they changed. From any thread."""
+        now = time.monotonic()
+        with self._refresh_lock:
+            if self._refresh_at > now:
+                return  # one is planned
+            wait = self._refreshed + _REFRESH_PERIOD - now
+            if wait > 0:
+                # A client that calls without pause must not make the worker look without pause.
+                self._refresh_at = now + wait
+                self.alarms.at(now + wait, self._refresh)
+                return
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._refreshed = time.monotonic()
         runtime = self._runtime
         if runtime is None:
             self.outbox.put_state(convert.node_state(self.lifecycle, '', (), set(), 0))
             self.outbox.put_capsules(convert.capsule_list(()))
             return
-        if self._refreshing:
-            return
-        self._refreshing = True
+        with self._refresh_lock:
+            self._stale = self._refreshing  # what is being looked at may be from before
+            if self._refreshing:
+                return
+            self._refreshing = True
         try:
             runtime.worker.call(
                 partial(self._look, runtime), at_boundary=True
@@ -240,6 +261,9 @@ class CapsuleNode(LifecycleNodeMixin, Node):
 
     def _failed(self, what: str, error: BaseException) -> None:
         self.failure = f'{what} failed, {describe(error)}'
+        if isinstance(error, Canceled):
+            self.get_logger().info(str(error))
+            return
         trace = '\n' + ''.join(traceback.format_exception(error)) if is_fault(error) else ''
         self.get_logger().error(self.failure + trace)
 
@@ -272,19 +296,25 @@ class CapsuleNode(LifecycleNodeMixin, Node):
 
     def _looked(self, future: Any) -> None:
         """Publish what the worker saw. On the worker thread: only hands on."""
-        self._refreshing = False
+        with self._refresh_lock:
+            self._refreshing = False
+            stale, self._stale = self._stale, False
+        if stale:
+            self.refresh()
         if future.cancelled() or future.exception() is not None:
             return
         sessions, capsules, facts, runtime = future.result()
-        if self._runtime is not runtime:
+        if runtime is None or self._runtime is not runtime:
             return
         self.facts = facts
         self._on_disk = {info.name for info in capsules if 'disk' in info.tiers}
 
+        model = runtime.model
+
         def publish() -> None:
             self.outbox.put_capsules(convert.capsule_list(capsules))
             self.outbox.put_state(convert.node_state(
-                self.lifecycle, runtime.model, sessions, self.goals.busy_sessions(),
+                self.lifecycle, model, sessions, self.goals.busy_sessions(),
                 self.goals.waiting()))
         self.outbox.put(publish)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any, TYPE_CHECKING
 
+from flashrt_ros.action import Generate
 from flashrt_ros.capsule import names
 from flashrt_ros.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from builtin_interfaces.msg import Duration
 
-    from flashrt_ros.action import Generate
     from flashrt_ros.results import GenerateRequest
 
 DEFAULT_SESSION = 'default'
@@ -132,7 +132,7 @@ def generate_request(goal: Generate.Goal, parameters: Any) -> GenerateRequest:
         stop=tuple(goal.stop),
         temperature=temperature, top_p=top_p, top_k=int(top_k),
         seed=int(goal.seed) if goal.reseed else None,
-        rollback_on_cancel=on_cancel == goal.ROLLBACK)
+        rollback_on_cancel=on_cancel == Generate.Goal.ROLLBACK)
 
 
 def _unset(value: float, default: float) -> float:

@@ -41,7 +41,7 @@ class Runtime:
         self._logger = logger
         if config.directory:
             self._check_folder(config.directory)
-        engine: Engine | None = Engine(config, progress=progress)
+        engine = Engine(config, progress=progress)
         try:
             if boot:
                 self._boot(engine, boot)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+import threading
 import time
 import traceback
-from typing import Any, TYPE_CHECKING
+from typing import Any, Literal, TYPE_CHECKING
 
 from rclpy.callback_groups import CallbackGroup
 from std_srvs.srv import Trigger
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
     from flashrt_ros.node.runtime import Runtime
 
 _ON_BUSY = ('DEFAULT', 'REJECT', 'WAIT', 'PREEMPT')
-_ROLLBACK_TO = ('position', 'tokens', 'turns')
+_ROLLBACK_TO: tuple[Literal['position', 'tokens', 'turns'], ...] = (
+    'position', 'tokens', 'turns')
+_BRIEF = 0.02  # seconds that one handler may hold a thread of the executor
 _NO_LIMIT = srv.Rollback.Request.MAX_REPLAY__DEFAULT
 
 
@@ -48,6 +51,7 @@ class Services:
     def __init__(self, node: CapsuleNode, goals: Goals, group: CallbackGroup) -> None:
         self._node = node
         self._goals = goals
+        self._brief = threading.Lock()
 
         def serve(kind: Any, name: str, work: Callable[..., Awaitable[None]]) -> None:
             async def handler(request: Any, response: Any) -> Any:
@@ -103,6 +107,13 @@ class Services:
         Job(runtime.worker, function, at_boundary=at_boundary, deadline=deadline,
             grace=self._node.parameters['timeouts.stall'] or 60.0, alarms=self._node.alarms,
             reply=reply)
+        # The answer is mostly a token away. One thread of the executor may wait for it: it wakes
+        # in one step, where a coroutine takes two more and a new wait set in between.
+        if self._brief.acquire(blocking=False):
+            try:
+                reply.wait(_BRIEF)
+            finally:
+                self._brief.release()
         return await reply.get()
 
     async def _free(self, session: str, on_busy: int, deadline: float) -> None:
@@ -120,9 +131,12 @@ class Services:
             raise Busy(f'Session {session!r} is generating: cancel its goals first (~/cancel_all '
                        'cancels every goal), or wait for them.')
         reply: Reply[None] = Reply(self._node.executor)
-        alarm = self._node.alarms.at(deadline, lambda: reply.set(error=DeadlineExceeded(
-            f'Session {session!r} was still generating when the time limit passed, and nothing '
-            'was changed: cancel its goals, or give a longer timeout.')))
+
+        def expire() -> None:
+            reply.set(error=DeadlineExceeded(
+                f'Session {session!r} was still generating when the time limit passed, and '
+                'nothing was changed: cancel its goals, or give a longer timeout.'))
+        alarm = self._node.alarms.at(deadline, expire)
         self._goals.when_idle(session, reply)
         try:
             await reply.get()
