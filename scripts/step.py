@@ -13,8 +13,8 @@ import subprocess
 import sys
 import time
 
-PERIOD = 10.0 # seconds between two lines
-TAIL = 40     # lines of the log shown after a failure
+PERIOD = 10.0  # seconds between two lines
+TAIL = 40  # lines of the log shown after a failure
 
 
 def last_line(log: pathlib.Path) -> str:
