@@ -9,7 +9,7 @@ gone, and :attr:`Files.lost` counts it. A capsule larger than the whole budget i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 import threading
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from flashrt_ros.capsule.fingerprint import Fingerprint
 from flashrt_ros.capsule.lineage import runs
 from flashrt_ros.capsule.pool import Frozen, Pool
 from flashrt_ros.capsule.tiers import Tier
-from flashrt_ros.errors import Capacity, UnknownCapsule
+from flashrt_ros.errors import Capacity, DeadlineExceeded, UnknownCapsule
 
 
 class Table(Protocol):
@@ -120,16 +120,20 @@ class Files:
         """
         Wait for all queued writes.
 
+        :param timeout: seconds; 0 only looks, None waits for ever.
         :raises Storage: the first failure since the last flush.
+        :raises DeadlineExceeded: some are still going; they stay queued.
         """
         with self._lock:
-            pending, self._writes = self._writes, []
-        for _, write in pending:
-            write.exception(timeout)
+            pending = [write for _, write in self._writes]
+        going = wait(pending, timeout).not_done
         with self._lock:
+            self._writes = [(name, w) for name, w in self._writes if not w.done()]
             failures, self._failures = self._failures, []
         if failures:
             raise failures[0]
+        if going:
+            raise DeadlineExceeded(f'{len(going)} capsules are still being written; wait longer.')
 
     def remove(self, capsule: Capsule) -> None:
         """Delete a capsule's file; one that is gone already is as good."""
