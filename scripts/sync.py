@@ -4,9 +4,9 @@ Bring an installed flashrt_ros up to date with the source tree, without a rebuil
 
 Usage: sync.py PREFIX
 
-Copies what changed in flashrt_ros/, launch/ and config/, and removes installed files that the source
-tree no longer has. The generated interfaces are left alone: a changed .msg, .srv or .action needs
-`make build`.
+Copies what changed in flashrt_ros/, launch/ and config/, and removes installed files that the
+source tree no longer has. The generated interfaces are left alone: a changed .msg, .srv or .action
+needs `make build`.
 """
 import filecmp
 import pathlib

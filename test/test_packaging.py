@@ -50,7 +50,8 @@ def test_the_tests_run_against_the_installed_package():
 def test_one_version_everywhere():
     version = MANIFEST.findtext('version')
     assert flashrt_ros.__version__ == version
-    top = re.search(r'^(\d+\.\d+\.\d+)\b.*\n-+$', (ROOT / 'CHANGELOG.rst').read_text(), re.MULTILINE)
+    changes = (ROOT / 'CHANGELOG.rst').read_text()
+    top = re.search(r'^(\d+\.\d+\.\d+)\b.*\n-+$', changes, re.MULTILINE)
     assert top and top[1] == version
     installed = importlib.metadata.distribution('flashrt_ros')
     public, _, local = installed.version.partition('+')
@@ -113,8 +114,9 @@ def test_every_definition_is_generated():
     found = {f'{path.parent.name}/{path.name}' for kind in ('msg', 'srv', 'action')
              for path in (ROOT / kind).iterdir()}
     assert set(re.findall(r'(?:msg|srv|action)/\w+\.\w+', listed)) == found
+    share = prefix() / 'share' / 'flashrt_ros'
     for name in found:
-        assert (prefix() / 'share' / 'flashrt_ros' / name).read_bytes() == (ROOT / name).read_bytes()
+        assert (share / name).read_bytes() == (ROOT / name).read_bytes()
 
 
 def test_cmake_keeps_the_order_that_loses_no_files():
@@ -137,13 +139,13 @@ def test_the_whole_module_is_installed():
 
 
 def test_assets_are_installed_byte_for_byte():
-    assets = files(ROOT / 'flashrt_ros' / 'assets')
+    source = ROOT / 'flashrt_ros' / 'assets'
+    assets = files(source)
     if not assets:
         pytest.skip('this tree has no assets')
     for name in assets:
-        assert ((PACKAGE / 'assets' / name).read_bytes() ==
-                (ROOT / 'flashrt_ros' / 'assets' / name).read_bytes())
-    assert sum((ROOT / 'flashrt_ros' / 'assets' / name).stat().st_size for name in assets) <= 12 << 20
+        assert (PACKAGE / 'assets' / name).read_bytes() == (source / name).read_bytes()
+    assert sum((source / name).stat().st_size for name in assets) <= 12 << 20
 
 
 @pytest.mark.parametrize('folder', ['launch', 'config'])
