@@ -15,7 +15,7 @@ import types
 
 import torch
 
-from flashrt_ros.cuda import compiler, decode, driver, plan, prefill
+from flashrt_ros.cuda import compiler, copies, decode, driver, plan, prefill
 
 COMPILER = shutil.which('g++')
 HERE = Path(__file__).parent / 'emulator'
@@ -44,11 +44,11 @@ def without_assembler(text: str) -> str:
 def build(name: str, defines: dict) -> ctypes.CDLL:
     text = without_assembler(compiler.source_text(name))
     text = re.sub(r'extern __shared__ (\w+) (\w+)\[\];', r'\1* \2 = (\1*)emu::dynamic;', text)
-    kernels = re.findall(r'extern "C" __global__ void[^{;]*?(\w+)\(const[^_]|'
-                         r'extern "C" __global__ void(?: __launch_bounds__\([^)]*\))?\s+(\w+)\(', text)
+    kernels = re.findall(
+        r'extern "C" __global__ void(?: __launch_bounds__\([^)]*\))?\s+(\w+)\(', text)
     macros = ''.join(f'#define {key} {value}\n' for key, value in sorted(defines.items()))
     text = f'#include "device.h"\n{macros}{text}\n'
-    names = sorted({a or b for a, b in kernels})
+    names = sorted(set(kernels))
     if 'HIDDEN' not in defines:
         names = [n for n in names if n not in ('embed_rows', 'norm_rows', 'swiglu_rows')]
     elif name == 'chunk.cu':
@@ -106,9 +106,10 @@ class Event:
 
 def install(patch) -> None:
     """Put the emulator where the device would be; `patch` is pytest's monkeypatch."""
-    for module in (decode, prefill, plan):
+    for module in (decode, prefill, plan, copies):
         patch.setattr(module, 'Launch', Launch)
-    patch.setattr(plan, 'Toolbox', Toolbox)
+    for module in (plan, copies):
+        patch.setattr(module, 'Toolbox', Toolbox)
     patch.setattr(torch.cuda, 'Event', Event)
     patch.setattr(torch.cuda, 'synchronize', lambda device=None: None)
     patch.setattr(torch.Tensor, 'pin_memory', lambda self: self)

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from flashrt_ros import sampling
-from flashrt_ros.arena import Arena
+from flashrt_ros.arena import Arena, Buffer, Manifest, Role
+from flashrt_ros.capsule.lineage import Lineage
+from flashrt_ros.capsule.pool import Pool
 from flashrt_ros.models import load_model
 from flashrt_ros.plan import EagerPlan, manifest_of
 
@@ -93,13 +95,18 @@ def test_steps_agree_with_the_reference(monkeypatch):
     close(plan, reference, 2e-5)
 
 
+@pytest.fixture(scope='module')
+def sampling_plan():
+    with pytest.MonkeyPatch.context() as patch:
+        yield plans(patch, 'float32')[0]
+
+
 @pytest.mark.parametrize('settings', [
     (0.0, 0, 1.0), (1.0, 0, 1.0), (0.7, 5, 1.0), (1.3, 0, 0.8), (0.9, 40, 0.9), (2.0, 1, 1.0),
     (1.0, 3, 0.01), (0.05, 0, 0.999), (1.0, 600, 0.5)])
 @pytest.mark.parametrize('ties', [False, True])
-def test_the_sampler_agrees_with_the_reference(monkeypatch, settings, ties):
-    plan, reference = plans(monkeypatch, 'float32')
-    generator = torch.Generator().manual_seed(1)
+def test_the_sampler_agrees_with_the_reference(sampling_plan, settings, ties):
+    plan, generator = sampling_plan, torch.Generator().manual_seed(1)
     for counter in range(8):
         logits = torch.randn(512, generator=generator) * 2
         if ties:
@@ -110,3 +117,46 @@ def test_the_sampler_agrees_with_the_reference(monkeypatch, settings, ties):
         plan._sample()
         assert plan.arena['mailbox'].item() == expected
         assert int(plan._word[0]) & 0xffffffff == expected
+
+
+def test_the_copy_kernel_keeps_the_rule_of_the_lineage(monkeypatch):
+    """Random writes, saves and restores through the page table against full copies."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import cuda_emulator
+    from flashrt_ros.cuda.copies import Mover
+    cuda_emulator.install(monkeypatch)
+    manifest = Manifest([
+        Buffer('ids', Role.ROWS, torch.int32, (1,)), Buffer('k', Role.ROWS, torch.bfloat16, (40,)),
+        Buffer('v', Role.ROWS, torch.bfloat16, (40,)), Buffer('s', Role.RECURRENT, torch.float32,
+                                                              (77,))])
+    arena, pool = Arena(manifest, 333), Pool(manifest, 1 << 20)
+    line = Lineage(arena, pool)
+    line.mover = Mover(arena, pool)
+    rng = random.Random(5)
+    kept = []
+
+    def fold(count: int) -> None:
+        position = arena.position
+        arena.will_write(position)
+        for plane in arena.rows.planes:
+            plane[:, position:position + count].random_(0, 256)
+        arena.fixed[256:].random_(0, 256)
+        arena.set_position(position + count)
+
+    for _ in range(150):
+        choice = rng.random()
+        if choice < 0.5 and arena.position < 320:
+            fold(rng.randrange(1, min(70, 333 - arena.position)))
+        elif choice < 0.7 and len(kept) < 5:
+            kept.append((line.save()[0], [part.clone() for part in arena.live_bytes()]))
+        elif kept and choice < 0.9:
+            frozen, copy = rng.choice(kept)
+            line.restore(frozen)
+            assert all(torch.equal(a, b) for a, b in zip(arena.live_bytes(), copy, strict=True))
+        elif kept:
+            pool.release(kept.pop(rng.randrange(len(kept)))[0])
+    for frozen, copy in kept:
+        arena.storage.random_(0, 256)
+        arena.clean = 0
+        line.restore(frozen)
+        assert all(torch.equal(a, b) for a, b in zip(arena.live_bytes(), copy, strict=True))

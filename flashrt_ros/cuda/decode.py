@@ -26,6 +26,40 @@ PLAIN, NORMED, GATED = 0, 1, 2
 STORE, RESIDUAL, CONV, SWIGLU, LOGITS = 0, 1, 2, 3, 4
 
 
+def check_sizes(model) -> None:
+    """
+    Refuse sizes that the kernels are not cut for, before anything is allocated.
+
+    :raises Incompatible: naming the size.
+    """
+    def need(ok: bool, what: str) -> None:
+        if not ok:
+            raise Incompatible(f'{model.spec} has {what}, which the CUDA kernels do not take; '
+                               'configure device cpu.')
+
+    def power(size: int) -> bool:
+        return size & (size - 1) == 0
+
+    vector = 16 // model.dtype.itemsize
+    need(model.config.hidden % vector == 0, f'a hidden size of {model.config.hidden}')
+    for layer in model.layers:
+        if isinstance(layer, GatedDeltaNet):
+            need(power(layer.value_dim) and 16 <= layer.value_dim <= 256,
+                 f'value heads of {layer.value_dim}')
+            need(power(layer.key_dim) and 16 <= layer.key_dim <= 128,
+                 f'key heads of {layer.key_dim}')
+            need(layer.channels % vector == 0, f'{layer.channels} convolution channels')
+        elif isinstance(layer, GatedAttention):
+            need(power(layer.head_dim) and 16 <= layer.head_dim <= 256,
+                 f'attention heads of {layer.head_dim}')
+            need(layer.heads // layer.kv_heads <= 8,
+                 f'{layer.heads} query heads over {layer.kv_heads}')
+        elif isinstance(layer, GatedMLP):
+            need(layer.intermediate % vector == 0, f'an MLP of {layer.intermediate}')
+        else:
+            need(False, f'a {type(layer).__name__} layer')
+
+
 class Weights:
     """Everything read-only of a model that kernels take, made once and kept alive."""
 
@@ -85,9 +119,6 @@ class Decode:
                 joined = max(joined, layer.heads * layer.head_dim)
             elif isinstance(layer, GatedMLP):
                 widest = max(widest, layer.intermediate)
-            else:
-                raise Incompatible(f'{type(layer).__name__} has no CUDA form; configure device '
-                                   'cpu.')
         device = arena.device
         self.x = torch.zeros(config.hidden, device=device) if x is None else x
         self._wide = torch.zeros(widest, device=device)
@@ -131,8 +162,7 @@ class Decode:
         """Return a launch of ``gemv.cu``; see there."""
         rows, depth = weight.shape
         vector = 16 // weight.element_size()
-        steps = -(-depth // vector // 32)
-        together, unroll, blocks = tiling(rows, steps, epilogue)
+        together, unroll, blocks = tiling(rows, depth, vector, epilogue)
         defines = {'K': depth, 'N': rows // 2 if epilogue == SWIGLU else rows, 'ROWS': together,
                    'UNROLL': unroll, 'BLOCKS': blocks, 'PROLOGUE': prologue,
                    'EPILOGUE': epilogue}
@@ -216,21 +246,19 @@ class Decode:
             RESIDUAL))
 
 
-def tiling(rows: int, steps: int, epilogue: int) -> tuple[int, int, int]:
+def tiling(rows: int, depth: int, vector: int, epilogue: int) -> tuple[int, int, int]:
     """
     Return rows a warp takes at once, vectors a batch, and blocks a multiprocessor.
 
     About eight 16-byte loads a lane stay in flight; narrow outputs take one row a warp, so that
     there are enough warps. The choice is by shape alone, never by timing: it decides bits.
     """
-    together = 1 if rows <= 4096 else 2
-    if epilogue == SWIGLU:
-        together = 2
-    unroll = max(1, 8 // together)
+    steps = -(-(-(-depth // vector)) // 32)
+    together = 1 if rows <= 4096 and epilogue != SWIGLU else 2
+    unroll = 8 // together
     if steps <= unroll:
         return together, steps, 2
-    batches = -(-steps // unroll)
-    return together, -(-steps // batches), 2
+    return together, -(-steps // -(-steps // unroll)), 2
 
 
 def spread(blocks: int, slots: int) -> int:

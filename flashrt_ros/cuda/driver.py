@@ -18,6 +18,7 @@ from flashrt_ros.cuda.compiler import compile_source
 from flashrt_ros.errors import DeviceFault
 
 _SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
@@ -87,7 +88,8 @@ class Launch:
         padded = (*grid, 1, 1)[:3]
         self._config = _Config(
             (ctypes.c_uint * 3)(*padded), (ctypes.c_uint * 3)(block, 1, 1), shared, None,
-            ctypes.addressof(self._attribute), 1 if chained and kernel.chains else 0)
+            ctypes.addressof(self._attribute), 0)
+        self._chained = chained and kernel.chains
         self._config_at = ctypes.byref(self._config)
         self._launch = library().cuLaunchKernelEx
         if shared > kernel.shared:
@@ -96,8 +98,15 @@ class Launch:
             kernel.shared = shared
 
     def __call__(self) -> None:
-        self._config.stream = torch.cuda.current_stream().cuda_stream
+        """Queue the kernel on the current stream of this thread."""
+        stream = torch.cuda.current_stream()
+        self._config.stream = stream.cuda_stream
+        # Chains pay within a graph; outside, plain order is simpler to reason about.
+        self._config.count = self._chained and torch.cuda.is_current_stream_capturing()
         status = self._launch(self._config_at, self.kernel.handle, self._pointers, None)
+        if status == _INVALID_CONTEXT:  # this thread has not used the device yet
+            stream.query()
+            status = self._launch(self._config_at, self.kernel.handle, self._pointers, None)
         if status:
             check(status, f'launching {self.kernel.name}')
 

@@ -47,6 +47,7 @@ class CudaGraphPlan:
     """
 
     def __init__(self, model, arena: Arena, grid: int = GRID, eager: bool = False) -> None:
+        decode.check_sizes(model)
         self.arena, self.grid, self.eager = arena, grid, eager
         device = arena.device
         self._tools = tools = Toolbox(device, model.dtype)

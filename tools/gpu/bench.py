@@ -144,7 +144,6 @@ def capsules(plan, positions=(1024, 4096, 16384)) -> list[dict]:
         row['wall_restore_family'] = common.wall(lambda: (diverged(), restore()))
         row['wall_save'] = common.wall(save)
         rows.append({k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()})
-        del source, target, small
         pool.release(frozen)
     return rows
 

@@ -21,7 +21,9 @@ import common  # noqa: E402
 import correctness  # noqa: E402
 import torch  # noqa: E402
 
-RIGHT = ('agrees', 'graph', 'capture', 'sampler', 'lineage', 'stream')
+from flashrt_ros.cuda import decode  # noqa: E402
+
+RIGHT = ('agrees', 'oracle', 'graph', 'capture', 'sampler', 'lineage', 'stream')
 FAST = ('decode', 'parts', 'prefill', 'profile', 'capsules', 'first_token')
 
 
@@ -42,6 +44,17 @@ def measure(spec: str, context: int, sections: list[str], run) -> None:
             run(f'{name} {spec}', work)
 
 
+def use_tilings(path: Path) -> None:
+    best = json.loads(path.read_text())['best']
+    usual = decode.tiling
+
+    def tiling(rows: int, depth: int, vector: int, epilogue: int) -> tuple[int, int, int]:
+        found = best.get(f'{rows} {depth // vector} {int(epilogue == decode.SWIGLU)}')
+        return tuple(found) if found else usual(rows, depth, vector, epilogue)
+
+    decode.tiling = tiling
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument('--out', default='results')
@@ -49,7 +62,10 @@ def main() -> int:
     parser.add_argument('--models', default='random:qwen3.5-0.8b')
     parser.add_argument('--small', default='random:tiny,random:small')
     parser.add_argument('--context', type=int, default=16384 + 1024)
+    parser.add_argument('--sweep', default='', help='use the best tilings that sweep.py wrote')
     args = parser.parse_args()
+    if args.sweep:
+        use_tilings(Path(args.sweep))
     sections = args.sections.split(',')
     report: dict = {'device': torch.cuda.get_device_name(), 'torch': torch.__version__,
                     'cuda': torch.version.cuda, 'results': {}}
@@ -80,6 +96,8 @@ def main() -> int:
             if 'graph' in sections:
                 run(f'graph {spec} {dtype}',
                     lambda: correctness.graph_equals_eager(spec, dtype))
+    if small and 'oracle' in sections:
+        run('oracle', lambda: correctness.oracle(small[-1], 'float32'))
     if small and 'capture' in sections:
         run('capture', lambda: correctness.capture_side_effect_free(small[-1], 'bfloat16'))
     if small and 'lineage' in sections:
@@ -91,6 +109,8 @@ def main() -> int:
             run(f'agrees {spec}', lambda: correctness.agrees(spec, 'bfloat16'))
         if 'graph' in sections:
             run(f'graph {spec}', lambda: correctness.graph_equals_eager(spec, 'bfloat16'))
+        if 'oracle' in sections:
+            run(f'oracle {spec}', lambda: correctness.oracle(spec, 'bfloat16'))
         if 'sampler' in sections:
             run(f'sampler {spec}', lambda: correctness.sampler(spec))
         if set(FAST) & set(sections):

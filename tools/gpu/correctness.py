@@ -102,12 +102,12 @@ def lineage(spec: str, operations: int = 400) -> dict:
     rng = random.Random(1)
     kept: list = []
     failures = restores = 0
+    copy: list = []
     addresses = {name: view.data_ptr() for name, view in arena.views.items()}
     torch.cuda.synchronize()
     gc.collect()
     memory = torch.cuda.memory_allocated()
     line.save()
-    copies_bytes = 0
     for number in range(operations):
         choice = rng.random()
         if choice < 0.45 and arena.position < 900:
@@ -115,7 +115,6 @@ def lineage(spec: str, operations: int = 400) -> dict:
         elif choice < 0.65 and len(kept) < 6:
             frozen, _ = line.save()
             copy = [part.clone() for part in arena.live_bytes()]
-            copies_bytes += sum(part.nbytes for part in copy)
             kept.append((frozen, copy))
         elif kept and choice < 0.9:
             frozen, copy = rng.choice(kept)
@@ -165,3 +164,41 @@ def stream_ordered_save(spec: str) -> dict:
     line.restore(frozen)
     same = all((a == b).all().item() for a, b in zip(arena.live_bytes(), expected, strict=True))
     return {'ok': same}
+
+
+def oracle(spec: str, dtype: str) -> dict:
+    """Logits against `transformers` on the same weights and device: after prefill, after steps."""
+    import transformers
+    transformers.logging.set_verbosity_error()
+    model, plan = common.build(spec, dtype, 2048)
+    preset = spec.removeprefix('random:').partition('?')[0]
+    config = transformers.Qwen3_5TextConfig(**model.presets[preset])
+    with torch.device('cuda'):
+        theirs = transformers.Qwen3_5ForCausalLM(config).to(model.dtype).eval()
+    theirs.load_state_dict(dict(model.weights()), strict=False)
+    theirs.tie_weights()
+    exact = common.reference(model, 2048)
+    text = common.ids(700, model.config.vocab_size)
+    result: dict = {'transformers': transformers.__version__, 'ok': True}
+    with torch.inference_mode():
+        answer = theirs(input_ids=torch.tensor([text], device='cuda'), use_cache=True)
+        for start in range(0, 700, plan.grid):
+            plan.append(text[start:start + plan.grid])
+            exact.append(text[start:start + plan.grid])
+        for step in range(4):
+            want = answer.logits[0, -1].float()
+            true = exact.arena['logits']
+            ours = plan.arena['logits']
+            scale = true.abs().max()
+            off = ((ours - want).abs().max() / scale).item()
+            result[f'step_{step}'] = {
+                'ours_to_transformers': off,
+                'ours_to_fp32': ((ours - true).abs().max() / scale).item(),
+                'transformers_to_fp32': ((want - true).abs().max() / scale).item()}
+            result['ok'] &= off < (1e-3 if dtype == 'float32' else 0.1)
+            token = int(want.argmax())
+            plan.append([token])
+            exact.append([token])
+            answer = theirs(input_ids=torch.tensor([[token]], device='cuda'),
+                            past_key_values=answer.past_key_values, use_cache=True)
+    return result

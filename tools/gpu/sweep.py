@@ -65,12 +65,16 @@ def main() -> None:
         found.setdefault(name, []).append(
             (round(micros, 2), round(rows * depth * 2 / micros / 1e6, 2), together, unroll,
              blocks, grid))
+    best = {}
     for name, rows in found.items():
         rows.sort()
         print(name, 'best', rows[:4], 'default', [
             r for r in rows if r[2:5] == decode.tiling(
-                SHAPES[name][0], -(-SHAPES[name][1] // 256), SHAPES[name][3])])
-    Path(sys.argv[1], 'sweep.json').write_text(json.dumps(found))
+                SHAPES[name][0], SHAPES[name][1], 8, SHAPES[name][3])])
+        shape = SHAPES[name]
+        best[f'{shape[0]} {shape[1] // 8} {int(shape[3] == 3)}'] = rows[0][2:5]
+    Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)
+    Path(sys.argv[1], 'sweep.json').write_text(json.dumps({'best': best, 'all': found}))
 
 
 if __name__ == '__main__':
