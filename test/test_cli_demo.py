@@ -45,9 +45,9 @@ def demo(*arguments):
 
 
 @needs_ros
-def test_the_whole_story_holds(scene, tmp_path):
+def test_the_whole_story_holds(tmp_path):
     log = tmp_path / 'node.log'
-    process = demo('--scene', scene, '--json', '--keep-log', str(log))
+    process = demo('--json', '--keep-log', str(log))
     found = json.loads(process.stdout)
     assert process.returncode == exits.OK and found['passed'], (found['claims'], log.read_text())
     assert {claim['name'] for claim in found['claims']} == CLAIMS
@@ -59,17 +59,17 @@ def test_the_whole_story_holds(scene, tmp_path):
 
 
 @needs_ros
-def test_the_screen_without_a_terminal_shows_the_same(scene):
-    process = demo('--scene', scene)
+def test_the_screen_without_a_terminal_shows_the_same():
+    process = demo('--scene', 'workshop')
     assert process.returncode == exits.OK, process.stdout + process.stderr
-    for words in ('blue mug', 'cancelled after', 'rolled back', 'killed', 'claims hold'):
+    for words in ('workshop', 'cancelled after', 'rolled back', 'killed', 'claims hold'):
         assert words in process.stdout
     assert '\x1b[' not in process.stdout
 
 
 @needs_ros
-def test_a_node_that_cannot_start_is_a_failure_that_says_why(scene):
-    process = demo('--scene', scene, '--model', '/nonexistent/model', '--start-timeout', '6')
+def test_a_node_that_cannot_start_is_a_failure_that_says_why():
+    process = demo('--model', '/nonexistent/model', '--start-timeout', '6')
     assert process.returncode == exits.FAILED
     assert 'model' in process.stderr and 'Traceback' not in process.stderr
 
