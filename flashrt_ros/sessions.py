@@ -189,7 +189,8 @@ class Sessions:
         session = self.get(name)
         self.check_idle(session, 'close it')
         if name == DEFAULT_SESSION:
-            self.assign(session, self._empty, HostState(), '', None)
+            place = self.assign if session is self.live else self.point  # parking takes memory
+            place(session, self._empty, HostState(), '', None)
             return
         if session is self.live:
             heir = self._by_name[DEFAULT_SESSION]

@@ -1,0 +1,103 @@
+"""
+Random sequences of all verbs against a reference that copies everything (``naive.py``).
+
+Hypothesis prints the shortest failing sequence. ``FLASHRT_LONG=1`` runs fifty times as many.
+"""
+
+import os
+import random
+from tempfile import TemporaryDirectory
+
+from engine_cases import build
+from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis.stateful import (
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+    RuleBasedStateMachine,
+)
+from naive import Naive
+import psutil
+import pytest
+from world import VERBS, World
+
+from flashrt_ros.capsule import accounts
+
+LONG = bool(os.environ.get('FLASHRT_LONG'))
+EXAMPLES = 1500 if LONG else 30
+OPERATIONS = 10_000 if LONG else 1_500
+
+
+class Verbs(RuleBasedStateMachine):
+    engine = None  # one for all examples: what an example leaves behind is a failure too
+    naive = None
+    world = None
+
+    @initialize(first=st.integers(1, 200))
+    def begin(self, first):
+        self.free = self.engine.lineage.pool.free(), self.engine.store.host.free()
+        self.world = World(self.engine, self.naive)
+        for verb, number in (('append', first), ('save', 0), ('generate', first)):
+            self.world.do(verb, number)
+
+    @rule(verb=st.sampled_from(VERBS), number=st.integers(0, 1 << 20))
+    def verb(self, verb, number):
+        self.world.do(verb, number)
+
+    @invariant()
+    def everything_adds_up(self):
+        if self.world is not None:
+            self.world.check()
+
+    def teardown(self):
+        if self.world is not None:
+            self.world.end()
+            pools = self.engine.lineage.pool.free(), self.engine.store.host.free()
+            assert pools == self.free, 'not everything was given back'
+
+
+def engines(pool_mib, directory):
+    engine = build(context=700, pool_bytes=int(pool_mib * (1 << 20)), host_bytes=3 << 18,
+                   directory=directory, ring_tokens=5)
+    engine.lineage.forget()
+    return engine, Naive(engine)
+
+
+@pytest.mark.parametrize('pool_mib', [8, 1.5])
+def test_case_28_random_sequences_of_all_verbs(pool_mib):
+    """8 MiB hold what an example makes; in 1.5 MiB capsules have to move between the tiers."""
+    with TemporaryDirectory() as directory:
+        Verbs.engine, Verbs.naive = engines(pool_mib, directory)
+        try:
+            run_state_machine_as_test(Verbs, settings=settings(
+                max_examples=EXAMPLES, stateful_step_count=40, deadline=None, database=None,
+                suppress_health_check=list(HealthCheck)))
+        finally:
+            Verbs.engine.close()
+
+
+def test_case_30_budgets_and_memory_under_churn(tmp_path):
+    """
+    1,500 random operations (10,000 with ``FLASHRT_LONG=1``), checked after each.
+
+    Byte-equal with the reference, the references counted again, no tier over its budget; resident
+    memory does not grow over the second half.
+    """
+    engine, naive = engines(1.5, str(tmp_path))
+    world, rng = World(engine, naive), random.Random(4)
+    free = engine.lineage.pool.free(), engine.store.host.free()
+    half, worst = 0, 0.0
+    for step in range(OPERATIONS):
+        world.do(rng.choice(VERBS), rng.randrange(1 << 20))
+        world.check()
+        worst = max(worst, accounts.fragmentation(engine.store)['runs_a_capsule'])
+        if step == OPERATIONS // 2:
+            half = psutil.Process().memory_info().rss
+    grown = psutil.Process().memory_info().rss - half
+    print(f'{OPERATIONS} operations, {world.refused} refused, resident memory +{grown >> 10} KiB, '
+          f'at most {worst:.2f} runs a capsule')
+    world.end()
+    assert (engine.lineage.pool.free(), engine.store.host.free()) == free
+    assert grown < 16 << 20
+    engine.close()
