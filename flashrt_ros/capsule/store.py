@@ -19,7 +19,7 @@ from flashrt_ros.capsule.names import check_name
 from flashrt_ros.capsule.pool import PAGE, Pool
 from flashrt_ros.capsule.tiering import Tiers
 from flashrt_ros.capsule.tiers import Tier
-from flashrt_ros.errors import Capacity, Corrupt, FlashrtError, NameExists, UnknownCapsule
+from flashrt_ros.errors import Capacity, Corrupt, FlashrtError, NameExists, Storage, UnknownCapsule
 
 
 class Store(Tiers):
@@ -94,8 +94,11 @@ class Store(Tiers):
 
     def infos(self) -> list[CapsuleInfo]:
         """Return what is known of all capsules, oldest first."""
-        if self.disk is not None and self.disk.stamp() != self._stamp:
-            self.scan()  # another node may share the directory
+        try:
+            if self.disk is not None and self.disk.stamp() != self._stamp:
+                self.scan()  # another node may share the directory
+        except Storage:
+            pass  # a disk that went away takes nothing from those in memory
         return sorted((self.info(c) for c in self.capsules()), key=lambda i: (i.created, i.name))
 
     def info(self, capsule: Capsule) -> CapsuleInfo:
