@@ -19,18 +19,25 @@ from collections.abc import Callable, Iterator, Sequence
 import threading
 import time
 from typing import Any
+import uuid
+from weakref import WeakValueDictionary
 
 from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Duration
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
 from rclpy.action import ActionClient
-from rclpy.callback_groups import CallbackGroup, ReentrantCallbackGroup
+from rclpy.callback_groups import (
+    CallbackGroup,
+    MutuallyExclusiveCallbackGroup,
+    ReentrantCallbackGroup,
+)
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
-from rclpy.qos import QoSProfile
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.task import Future
 from std_srvs.srv import Trigger
+from unique_identifier_msgs.msg import UUID
 
 from flashrt_ros import srv
 from flashrt_ros.action import Generate
@@ -47,6 +54,7 @@ _SERVICES = {
 _TRANSITIONS = {
     'configure': Transition.TRANSITION_CONFIGURE, 'activate': Transition.TRANSITION_ACTIVATE,
     'deactivate': Transition.TRANSITION_DEACTIVATE, 'cleanup': Transition.TRANSITION_CLEANUP}
+_LAST_WORD = 0.5  # seconds after the result in which a token may still come
 ON_BUSY = {'default': 0, 'reject': 1, 'wait': 2, 'preempt': 3}
 
 
@@ -94,8 +102,10 @@ class Stream:
         self.handle: Any = None
         self.status = GoalStatus.STATUS_UNKNOWN
         self.done: Future = Future()  # of Generate.Result
-        client.action.send_goal_async(goal, feedback_callback=self._feedback).add_done_callback(
-            self._accepted)
+        self._done_at = 0.0
+        id = UUID(uuid=list(uuid.uuid4().bytes))
+        client.streams[bytes(id.uuid)] = self
+        client.action.send_goal_async(goal, goal_uuid=id).add_done_callback(self._accepted)
 
     def __iter__(self) -> Iterator[Token]:
         """
@@ -105,12 +115,23 @@ class Stream:
         """
         while True:
             self._client.wait_for(
-                lambda: bool(self._fresh) or self.done.done(), None, self._arrived,
+                lambda: bool(self._fresh) or (self.done.done() and self._complete()), None,
+                self._arrived,
                 self._client.action.server_is_ready, 'the stream')
             while self._fresh:
                 yield self._fresh.popleft()
-            if self.done.done() and not self._fresh:
+            if self.done.done() and not self._fresh and self._complete():
                 return
+
+    def _complete(self) -> bool:
+        """
+        Tell whether the last message is here, or is not worth waiting for any longer.
+
+        Tokens come by a topic and the result by a service, and DDS keeps no order between them.
+        """
+        if self.tokens and self.tokens[-1].finish_reason != Token.RUNNING:
+            return True
+        return time.monotonic() - self._done_at > _LAST_WORD
 
     def result(self, timeout: float | None = None, check: bool = True) -> Generate.Result:
         """
@@ -137,8 +158,8 @@ class Stream:
         """Return the text of the tokens that arrived."""
         return ''.join(token.text for token in self.tokens)
 
-    def _feedback(self, message: Any) -> None:
-        token = message.feedback.token
+    def take(self, token: Token) -> None:
+        """Take a message of the stream, on the thread that spins."""
         self.tokens.append(token)
         self._fresh.append(token)
         self._arrived.set()
@@ -161,6 +182,7 @@ class Stream:
         self._finish(response.result)
 
     def _finish(self, result: Generate.Result) -> None:
+        self._done_at = time.monotonic()
         self.done.set_result(result)
         self._arrived.set()
 
@@ -188,14 +210,25 @@ class FlashrtClient:
         self._clients: dict[str, Any] = {
             key: node.create_client(kind, f'{self.name}/{key}', callback_group=self._group)
             for key, kind in _SERVICES.items()}
-        # The default depth of 10 loses text where the reader is busy for a moment.
         self.action: ActionClient = ActionClient(
-            node, Generate, f'{self.name}/generate', callback_group=self._group,
-            feedback_sub_qos_profile=QoSProfile(depth=256))
+            node, Generate, f'{self.name}/generate', callback_group=self._group)
+        # rclpy forgets a goal's feedback callback as soon as the result is there, with tokens
+        # still on their way. So tokens are taken from the topic, in one group, in their order.
+        self.streams: WeakValueDictionary[bytes, Stream] = WeakValueDictionary()
+        self._feedback = node.create_subscription(
+            Generate.Impl.FeedbackMessage, f'{self.name}/generate/_action/feedback',
+            self._take, QoSProfile(depth=256, reliability=ReliabilityPolicy.RELIABLE),
+            callback_group=callback_group or MutuallyExclusiveCallbackGroup())
+
+    def _take(self, message: Any) -> None:
+        stream = self.streams.get(bytes(message.goal_id.uuid))
+        if stream is not None:
+            stream.take(message.feedback.token)
 
     def destroy(self) -> None:
         """Destroy clients and, where there is one, the client's own executor."""
         self.action.destroy()
+        self.node.destroy_subscription(self._feedback)
         for client in self._clients.values():
             self.node.destroy_client(client)
         if self._own is not None:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 import signal
 import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -33,11 +34,12 @@ class NodeProcess:
     A node in a process of its own, started as a user starts it.
 
     :param folder: log and capsules go here.
+    :param fault: Python that runs in the process before the node starts: plants a fault.
     :param parameters: of the node, by name with `__` for the dot.
     """
 
     def __init__(self, folder: Path, autostart: bool = True, namespace: str = '',
-                 **parameters: Any) -> None:
+                 fault: str = '', **parameters: Any) -> None:
         self.folder = folder
         values = {'model.path': MODEL, 'context.max_tokens': 8192, 'autostart': autostart,
                   'capsules.directory': str(folder / 'capsules'), 'model.threads': 1}
@@ -48,11 +50,16 @@ class NodeProcess:
             arguments += ['-p', f'{name}:={text}' if text else f"{name}:=''"]
         if namespace:
             arguments += ['-r', f'__ns:={namespace}']
-        executable = Path(get_package_prefix('flashrt_ros'), 'lib/flashrt_ros/capsule_node')
+        command = [str(Path(get_package_prefix('flashrt_ros'), 'lib/flashrt_ros/capsule_node'))]
+        if fault:
+            script = folder / 'faulty_node.py'
+            script.write_text(f'import sys\nfrom flashrt_ros.node.main import main\n{fault}\n'
+                              'sys.exit(main())\n')
+            command = [sys.executable, str(script)]
         self.log_file = folder / f'node-{time.monotonic_ns()}.log'
         with self.log_file.open('wb') as log:
             self.process = subprocess.Popen(
-                [str(executable), '--ros-args', *arguments], stdout=log,
+                [*command, '--ros-args', *arguments], stdout=log,
                 stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=folder)
 
     @property
@@ -129,7 +136,7 @@ def until(condition: Callable[[], Any], timeout: float = 15.0) -> Any:
 @contextmanager
 def running(folder: Path, **parameters: Any) -> Iterator[tuple[NodeProcess, Peer]]:
     """A node and a peer; the node must leave with 0 where it still runs at the end."""
-    namespace = parameters.get('namespace', '')
+    namespace, fault = parameters.get('namespace', ''), parameters.get('fault', '')
     process = NodeProcess(folder, **parameters)
     peer = Peer(f'{namespace}/flashrt')
     try:
@@ -147,11 +154,11 @@ def running(folder: Path, **parameters: Any) -> Iterator[tuple[NodeProcess, Peer
         process.close()
     if alive:
         assert process.process.returncode == 0, process.log
-    assert 'Traceback' not in process.log, process.log
+    assert fault or 'Traceback' not in process.log, process.log
 
 
 def _is_active(process: NodeProcess, client: FlashrtClient) -> bool:
-    assert process.process.poll() is None and 'failed' not in process.log, process.log
+    assert process.process.poll() is None and 'configure failed' not in process.log, process.log
     try:
         client.wait_until_active(1.0)
         return True

@@ -4,6 +4,7 @@ from pathlib import Path
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -41,6 +42,7 @@ def client(peer):
 
 def whole(stream, result):
     """Check that a stream is gapless and says the same as its result."""
+    until(lambda: stream.tokens and stream.tokens[-1].finish_reason)  # DDS orders nothing here
     assert [token.seq for token in stream.tokens] == list(range(len(stream.tokens)))
     assert [i for token in stream.tokens for i in token.token_ids] == list(result.token_ids)
     assert stream.text() == result.text
@@ -300,3 +302,41 @@ def test_a_sleeping_subscriber_sees_the_gap(peer, client):
     sleeper.destroy_node()
     assert len(got) <= 8 < len(stream.tokens)
     assert got[-1] == stream.tokens[-1] and got[0].seq > 0
+
+
+def test_eight_clients_at_once(client):
+    client.save('shared')
+    peers = [Peer() for _ in range(8)]
+    failures = []
+
+    def work(number, peer):
+        try:
+            peer.client.wait_until_active(30)
+            for step in range(6):
+                peer.client.save(f'c{number}', 'long', overwrite=True)
+                peer.client.restore('shared', f's{number % 4}', on_busy='wait')
+                assert f'c{number}' in [info.name for info in peer.client.list()]
+                stream = peer.client.generate('x', session=f's{number % 4}', max_tokens=3)
+                if step % 2:
+                    stream.cancel()
+                result = stream.result(60, check=False)
+                assert result.error_code in (0, 42004), result.error_msg
+        except BaseException as error:
+            failures.append(error)
+
+    try:
+        stream = start_long(client, session='long')
+        threads = [threading.Thread(target=work, args=pair) for pair in enumerate(peers)]
+        for thread in threads:
+            thread.start()
+        time.sleep(1.5)
+        stream.cancel()
+        for thread in threads:
+            thread.join()
+    finally:
+        for peer in peers:
+            peer.close()
+    assert not failures, failures
+    whole(stream, stream.result(10, check=False))
+    for number in range(4):
+        client.close_session(f's{number}')

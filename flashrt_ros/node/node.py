@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-import threading
 import time
 import traceback
 from typing import Any
 
-from rclpy.callback_groups import ReentrantCallbackGroup
+from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
 from rclpy.lifecycle.node import LifecycleNodeMixin
 from rclpy.node import Node
 
 from flashrt_ros.errors import Canceled, DeviceFault, NotActive
-from flashrt_ros.node import convert, diagnostics
+from flashrt_ros.node import diagnostics
 from flashrt_ros.node.alarms import Alarms
 from flashrt_ros.node.generate import GenerateServer
 from flashrt_ros.node.goals import Goals
 from flashrt_ros.node.jobs import describe, is_fault
+from flashrt_ros.node.mirror import Mirror
 from flashrt_ros.node.parameters import Parameters
 from flashrt_ros.node.publishers import Outbox
 from flashrt_ros.node.runtime import Runtime
@@ -30,7 +30,6 @@ from flashrt_ros.node.statistics import Statistics
 SUCCESS = TransitionCallbackReturn.SUCCESS
 FAILURE = TransitionCallbackReturn.FAILURE
 ERROR = TransitionCallbackReturn.ERROR
-_REFRESH_PERIOD = 0.05  # seconds between two looks at sessions and capsules
 _NEXT = {
     'unconfigured': 'configure and activate it first (`ros2 lifecycle set {name} configure`, then '
                     'activate)',
@@ -60,27 +59,24 @@ class CapsuleNode(LifecycleNodeMixin, Node):
         self.failure = ''  # why the last transition failed; '' where it did not
         self.facts: dict[str, Any] = {}
         self.hardware = ''
-        self._runtime: Runtime | None = None
+        self.runtime: Runtime | None = None
         self._active = False
-        self._refreshing = self._stale = False
-        self._refresh_lock = threading.Lock()
-        self._refresh_at = 0.0
-        self._refreshed = 0.0
-        self._on_disk: set[str] = set()
         self.statistics = Statistics()
         self.parameters = Parameters(self, self._is_unconfigured)
         self.add_post_set_parameters_callback(self._parameters_changed)
         self.alarms = Alarms(partial(self._complain, 'An alarm'))
         self.outbox = Outbox(self, self.parameters, partial(self._complain, 'Publishing'))
-        self.goals = Goals(self.outbox, self.alarms, self.statistics, self.refresh)
-        self.generate = GenerateServer(self, self.goals, self._group)
+        self.mirror = Mirror(self)
+        self.goals = Goals(self.outbox, self.alarms, self.statistics, self.mirror.refresh)
+        # In one group: two goals of a conversation must not overtake each other on the way in.
+        self.generate = GenerateServer(self, self.goals, MutuallyExclusiveCallbackGroup())
         self.services_ = Services(self, self.goals, self._group)
         self.diagnostics = diagnostics.Diagnostics(self)
         self.alarms.every(0.25, self._watch)
         self._timer = self.create_timer(
             diagnostics.PERIOD, self._tick, callback_group=self._group,
             clock=Clock(clock_type=ClockType.STEADY_TIME))
-        self.refresh()
+        self.mirror.refresh()
 
     # -- what the parts ask -----------------------------------------------------------------
 
@@ -90,7 +86,7 @@ class CapsuleNode(LifecycleNodeMixin, Node):
 
         :raises NotActive: saying what to do.
         """
-        runtime = self._runtime
+        runtime = self.runtime
         if not self._active or runtime is None:
             name = self.get_fully_qualified_name()
             hint = _NEXT.get(self.lifecycle, 'wait for its transition to end').format(name=name)
@@ -104,52 +100,11 @@ class CapsuleNode(LifecycleNodeMixin, Node):
 
     def quiet_seconds(self) -> float:
         """Return for how long the worker has been busy without a sign of progress."""
-        runtime = self._runtime
+        runtime = self.runtime
         if runtime is None or not runtime.worker.busy:
             return 0.0
         last = max(runtime.worker.last_progress, self.goals.last_sign())
         return max(0.0, time.monotonic() - last)
-
-    def refresh(self) -> None:
-        """Publish state and capsules anew, soon, where they changed. From any thread."""
-        now = time.monotonic()
-        with self._refresh_lock:
-            if self._refresh_at > now:
-                return  # one is planned
-            wait = self._refreshed + _REFRESH_PERIOD - now
-            if wait > 0:
-                # A client that calls without pause must not make the worker look without pause.
-                self._refresh_at = now + wait
-                self.alarms.at(now + wait, self._refresh)
-                return
-        self._refresh()
-
-    def _refresh(self) -> None:
-        self._refreshed = time.monotonic()
-        runtime = self._runtime
-        if runtime is None:
-            self.outbox.put_state(convert.node_state(self.lifecycle, '', (), set(), 0))
-            self.outbox.put_capsules(convert.capsule_list(()))
-            return
-        with self._refresh_lock:
-            self._stale = self._refreshing  # what is being looked at may be from before
-            if self._refreshing:
-                return
-            self._refreshing = True
-        try:
-            runtime.worker.call(
-                partial(self._look, runtime), at_boundary=True
-            ).add_done_callback(self._looked)
-        except Exception:
-            self._refreshing = False  # the worker is stopping
-
-    def watch_disk(self, capsule: str, patience: float = 0.05) -> None:
-        """Refresh until a capsule shows the disk tier: it is written after the answer."""
-        def look() -> None:
-            self.refresh()
-            if patience < 30 and self._runtime is not None and capsule not in self._on_disk:
-                self.watch_disk(capsule, patience * 2)
-        self.alarms.at(time.monotonic() + patience, look)
 
     # -- transitions ------------------------------------------------------------------------
 
@@ -157,10 +112,10 @@ class CapsuleNode(LifecycleNodeMixin, Node):
         """Validate, load, allocate, take the boot capsule. On failure stay unconfigured."""
         try:
             self._free()
-            self._runtime = Runtime(self.parameters.engine_config(),
+            self.runtime = Runtime(self.parameters.engine_config(),
                                     self.parameters['capsules.boot'], self.get_logger(),
                                     self._stopping)
-            self.facts = self._runtime.facts
+            self.facts = self.runtime.facts
             self.hardware = str(self.facts.get('device', ''))
             self._enter('inactive')
             return SUCCESS
@@ -172,7 +127,7 @@ class CapsuleNode(LifecycleNodeMixin, Node):
     def on_activate(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Begin to serve."""
         try:
-            if self._runtime is None:
+            if self.runtime is None:
                 raise NotActive('There is no model: clean up and configure again.')
             self.statistics.reset()
             self.diagnostics.mark()
@@ -218,15 +173,16 @@ class CapsuleNode(LifecycleNodeMixin, Node):
 
     def on_error(self, state: LifecycleState) -> TransitionCallbackReturn:
         """Free everything and recover to unconfigured."""
-        try:
-            self.end_goals('The node recovers from an error')
-            self._free()
-            self.lifecycle = 'unconfigured'
-            self.refresh()
-            return SUCCESS
-        except Exception as error:
-            self._failed('error processing', error)
-            return FAILURE
+        for step in (partial(self.end_goals, 'The node recovers from an error'), self._free):
+            try:
+                step()
+            except Exception as error:
+                # A worker that hangs in the device is left behind with its engine: a fresh
+                # configure may still work, and everything else answers.
+                self._failed('error processing', error)
+        self.lifecycle = 'unconfigured'
+        self.mirror.refresh()
+        return SUCCESS
 
     def autostart(self) -> None:
         """Configure and activate. Never raises; a failure leaves an unconfigured node."""
@@ -257,7 +213,7 @@ class CapsuleNode(LifecycleNodeMixin, Node):
         self.failure = ''
         self.lifecycle = lifecycle
         self.get_logger().info(f'Now {lifecycle}')
-        self.refresh()
+        self.mirror.refresh()
 
     def _failed(self, what: str, error: BaseException) -> None:
         self.failure = f'{what} failed, {describe(error)}'
@@ -276,47 +232,19 @@ class CapsuleNode(LifecycleNodeMixin, Node):
 
     def _free(self) -> None:
         self._active = False
-        runtime, self._runtime = self._runtime, None
-        self._refreshing = False
+        runtime, self.runtime = self.runtime, None
         self.facts = {}
-        self._on_disk = set()
+        self.mirror.forget()
         if runtime is not None and not runtime.close(self.parameters['timeouts.cancel']):
             raise DeviceFault('The worker did not reach a boundary within timeouts.cancel.')
 
     def _persist(self) -> None:
-        if self._runtime is None or not self.parameters['capsules.persist_on_shutdown']:
+        if self.runtime is None or not self.parameters['capsules.persist_on_shutdown']:
             return
         if not self.parameters['capsules.directory']:
             self.get_logger().error('capsules.persist_on_shutdown needs capsules.directory')
             return
-        self._runtime.persist_sessions(60.0)
-
-    def _look(self, runtime: Runtime, engine: Any) -> tuple[Any, Any, Any, Runtime]:
-        return engine.sessions(), engine.list(), engine.facts(), runtime
-
-    def _looked(self, future: Any) -> None:
-        """Publish what the worker saw. On the worker thread: only hands on."""
-        with self._refresh_lock:
-            self._refreshing = False
-            stale, self._stale = self._stale, False
-        if stale:
-            self.refresh()
-        if future.cancelled() or future.exception() is not None:
-            return
-        sessions, capsules, facts, runtime = future.result()
-        if runtime is None or self._runtime is not runtime:
-            return
-        self.facts = facts
-        self._on_disk = {info.name for info in capsules if 'disk' in info.tiers}
-
-        model = runtime.model
-
-        def publish() -> None:
-            self.outbox.put_capsules(convert.capsule_list(capsules))
-            self.outbox.put_state(convert.node_state(
-                self.lifecycle, model, sessions, self.goals.busy_sessions(),
-                self.goals.waiting()))
-        self.outbox.put(publish)
+        self.runtime.persist_sessions(60.0)
 
     def _parameters_changed(self, parameters: Any) -> None:
         try:
@@ -328,7 +256,7 @@ class CapsuleNode(LifecycleNodeMixin, Node):
     def _tick(self) -> None:
         """Once a second: diagnostics, and what changed by itself, such as a finished write."""
         try:
-            self.refresh()
+            self.mirror.refresh()
             self.outbox.put(self.diagnostics.publish)
         except Exception as error:
             self._complain('The tick', error)

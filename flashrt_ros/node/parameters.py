@@ -111,8 +111,9 @@ def _capsule(value: str) -> str:
 
 def _folder(value: str) -> str:
     path = os.path.expanduser(value)
-    if value and not os.path.isabs(path):
-        return (f'capsules.directory must be an absolute path or begin with ~, not {value!r}: '
+    if value and '://' not in value and not os.path.isabs(path):
+        return (f'capsules.directory must be an absolute path, begin with ~ or be a URL, not '
+                f'{value!r}: '
                 'where a node is started from is no property of the robot.')
     if '\0' in value:
         return 'capsules.directory must not hold a NUL character.'
@@ -136,8 +137,10 @@ PARAMETERS: tuple[Spec, ...] = (
          low=1, high=4096, baked=True),
     Spec('capsules.device_bytes', 256 << 20, 'Bytes of the capsule pool beside the model.',
          low=1 << 16, baked=True),
-    Spec('capsules.directory', '', 'Where persisted capsules live; empty: nowhere, and persist '
-         'is refused.', check=_folder, baked=True),
+    Spec('capsules.host_bytes', 0, 'Bytes of host memory that capsules move to when the pool is '
+         'full; 0: none.', baked=True),
+    Spec('capsules.directory', '', 'Where persisted capsules live, a path or a URL that fsspec '
+         'opens; empty: nowhere, and persist is refused.', check=_folder, baked=True),
     Spec('capsules.disk_bytes', 0, 'Most bytes in capsules.directory; 0 is no limit.', baked=True),
     Spec('capsules.boot', '', 'Capsule that the default session starts from; configure fails '
          'where it is missing or does not fit.', check=_capsule, baked=True),
@@ -218,6 +221,7 @@ class Parameters:
             model=os.path.expanduser(self['model.path']), dtype=self['model.dtype'],
             device=self['device'], context=self['context.max_tokens'],
             max_sessions=self['sessions.max'], pool_bytes=self['capsules.device_bytes'],
+            host_bytes=self['capsules.host_bytes'],
             directory=os.path.expanduser(self['capsules.directory']),
             disk_bytes=self['capsules.disk_bytes'],
             sampling=Sampling(

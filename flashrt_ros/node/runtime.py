@@ -39,7 +39,7 @@ class Runtime:
                 raise Canceled('The node was told to stop while it was loading.')
 
         self._logger = logger
-        if config.directory:
+        if config.directory and '://' not in config.directory:
             self._check_folder(config.directory)
         engine = Engine(config, progress=progress)
         try:

@@ -93,7 +93,7 @@ class Services:
             response.elapsed = convert.duration(elapsed)
         self._node.statistics.service(name, failure, elapsed)
         if name != 'list_capsules':
-            self._node.refresh()
+            self._node.mirror.refresh()
         return response
 
     def _deadline(self, timeout: Any = None) -> float:
@@ -154,7 +154,7 @@ class Services:
         response.info = convert.capsule_info(saved.info)
         response.bytes_copied = convert.unsigned(saved.bytes_copied)
         if request.persist:
-            self._node.watch_disk(name)
+            self._node.mirror.watch_disk(name)
 
     async def _restore(self, runtime: Runtime, request: srv.RestoreCapsule.Request,
                        response: srv.RestoreCapsule.Response) -> None:

@@ -1,0 +1,130 @@
+"""The latched topics: what the node tells of itself without being asked."""
+
+from __future__ import annotations
+
+from functools import partial
+import threading
+import time
+from typing import Any, TYPE_CHECKING
+
+from flashrt_ros.errors import DeadlineExceeded, NotActive, Storage
+from flashrt_ros.node import convert
+from flashrt_ros.node.jobs import describe
+
+if TYPE_CHECKING:
+    from flashrt_ros.engine import Engine
+    from flashrt_ros.node.node import CapsuleNode
+    from flashrt_ros.node.runtime import Runtime
+
+_PERIOD = 0.05  # seconds between two looks
+
+
+class Mirror:
+    """
+    Keeps ~/state and ~/capsules true.
+
+    Sessions and capsules belong to the worker's thread, so it looks there, at a boundary, and
+    publishes where something changed. A client that calls without pause must not make the worker
+    look without pause: there are at most twenty looks a second.
+
+    :param node: gives the runtime, and takes the engine's facts.
+    """
+
+    def __init__(self, node: CapsuleNode) -> None:
+        self._node = node
+        self._lock = threading.Lock()
+        self._looking = self._stale = False
+        self._planned = 0.0
+        self._looked_at = 0.0
+        self._on_disk: set[str] = set()
+        self._facts: dict[str, Any] = {}
+
+    def forget(self) -> None:
+        """Drop what is known of a runtime that is being freed."""
+        with self._lock:
+            self._looking = self._stale = False
+        self._on_disk = set()
+
+    def refresh(self) -> None:
+        """Publish state and capsules anew, soon, where they changed. From any thread."""
+        now = time.monotonic()
+        with self._lock:
+            if self._planned > now:
+                return
+            wait = self._looked_at + _PERIOD - now
+            if wait > 0:
+                self._planned = now + wait
+        if wait > 0:
+            self._node.alarms.at(now + wait, self._look)
+        else:
+            self._look()
+
+    def watch_disk(self, capsule: str, patience: float = 0.05) -> None:
+        """Refresh until a capsule shows the disk tier: it is written after the answer."""
+        def look() -> None:
+            self.refresh()
+            if patience < 30 and self._node.runtime is not None and capsule not in self._on_disk:
+                self.watch_disk(capsule, patience * 2)
+        self._node.alarms.at(time.monotonic() + patience, look)
+
+    def _look(self) -> None:
+        self._looked_at = time.monotonic()
+        node, runtime = self._node, self._node.runtime
+        if runtime is None:
+            node.outbox.put_state(convert.node_state(node.lifecycle, '', (), set(), 0))
+            node.outbox.put_capsules(convert.capsule_list(()))
+            return
+        with self._lock:
+            self._stale = self._looking  # what is being looked at may be from before
+            if self._looking:
+                return
+            self._looking = True
+        try:
+            runtime.worker.call(
+                self._read, at_boundary=True).add_done_callback(partial(self._publish, runtime))
+        except Exception:
+            self._looking = False  # the worker is stopping
+
+    def _read(self, engine: Engine) -> tuple[Any, Any, dict[str, Any]]:
+        """Read the engine, on the worker thread."""
+        try:
+            engine.flush(0)
+        except DeadlineExceeded:
+            pass  # writes are going on
+        except Exception as error:
+            self._node.failure = f'a capsule was not written to disk, {describe(error)}'
+            self._node.get_logger().error(self._node.failure)
+        try:
+            self._facts = engine.facts()
+        except Storage as error:
+            # Whoever asked knows; /diagnostics goes on with the last ones.
+            self._node.failure = describe(error)
+        return engine.sessions(), engine.list(), self._facts
+
+    def _publish(self, runtime: Runtime, future: Any) -> None:
+        """Hand on what the worker saw. On its thread: the messages are filled elsewhere."""
+        with self._lock:
+            self._looking = False
+            stale, self._stale = self._stale, False
+        if stale:
+            self.refresh()
+        node = self._node
+        if future.cancelled() or isinstance(future.exception(), NotActive):
+            return
+        if future.exception() is not None:
+            node.get_logger().error(
+                f'Sessions and capsules cannot be read, {describe(future.exception())}',
+                throttle_duration_sec=10.0)
+            return
+        sessions, capsules, facts = future.result()
+        if node.runtime is not runtime:
+            return
+        node.facts = facts
+        self._on_disk = {info.name for info in capsules if 'disk' in info.tiers}
+
+        def publish() -> None:
+            node.outbox.put_capsules(convert.capsule_list(capsules))
+            node.outbox.put_state(convert.node_state(
+                node.lifecycle, runtime.model, sessions, node.goals.busy_sessions(),
+                node.goals.waiting()))
+        node.outbox.put(publish)

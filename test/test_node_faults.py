@@ -1,0 +1,137 @@
+"""Faults planted in a real node: device error, hang, overrun (acceptance 34, 36)."""
+
+from pathlib import Path
+import sys
+import time
+
+import pytest
+
+pytest.importorskip('rclpy')
+sys.path.insert(0, str(Path(__file__).parent))
+
+from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
+from node_cases import code_of, running, start_long, until  # noqa: E402
+from rclpy.qos import DurabilityPolicy, QoSProfile  # noqa: E402
+
+from flashrt_ros.msg import CapsuleList, Token  # noqa: E402
+
+# A file in the working folder switches the fault on.
+STEP = """
+import pathlib, time
+from flashrt_ros import plan
+step = plan.EagerPlan.step
+def faulty(self, *arguments, **named):
+    if pathlib.Path('break').exists():
+        pathlib.Path('break').unlink()
+        raise RuntimeError('the device fell off the bus')
+    while pathlib.Path('hang').exists():
+        time.sleep(0.05)
+    return step(self, *arguments, **named)
+plan.EagerPlan.step = faulty
+"""
+
+
+@pytest.fixture(scope='module')
+def system(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('node')
+    with running(folder, fault=STEP, timeouts__stall=1.0, timeouts__cancel=1.0,
+                 stream__depth=4, stream__max_rate_hz=2.0) as (process, peer):
+        yield folder, process, peer
+
+
+def test_a_device_error_ends_the_goal_with_its_code(system):
+    folder, process, peer = system
+    client = peer.client
+    base = client.generate('hello', max_tokens=2).result(20)
+    client.save('before', overwrite=True)
+    stream = start_long(client, tokens=1)
+    (folder / 'break').touch()
+    result = stream.result(10, check=False)
+    assert result.error_code == 42016 and stream.status == 6
+    assert stream.tokens[-1].finish_reason == Token.ERROR
+    assert 'fell off the bus' in process.log
+    assert client.lifecycle() == 'active'
+    assert client.restore('before').tokens_reused == base.position
+    assert client.generate('x', max_tokens=2).result(20).error_code == 0
+
+
+def test_a_hang_fails_the_goal_and_is_reported(system):
+    folder, _, peer = system
+    client = peer.client
+    arrays = peer.collect(DiagnosticArray, '/diagnostics', 10)
+    stream = start_long(client, session='a', tokens=1)
+    waiting = client.generate('x', session='b', max_tokens=2)
+    until(lambda: waiting.handle)
+    (folder / 'hang').touch()
+    begin = time.monotonic()
+    result = stream.result(10, check=False)
+    assert result.error_code == 42016 and 'timeouts.stall' in result.error_msg
+    assert 0.9 < time.monotonic() - begin < 5.0
+    until(lambda: any(status.name == 'flashrt: stall' and status.level == b'\x02'
+                      for status in arrays[-1].status))
+    assert code_of(lambda: client.call('list_capsules', _list(), timeout=10)) == 'TIMEOUT'
+    (folder / 'hang').unlink()  # the device comes back
+    assert waiting.result(20).error_code == 0
+    assert client.generate('x', session='a', max_tokens=2).result(20).error_code == 0
+
+
+def _list():
+    from flashrt_ros.srv import ListCapsules
+    return ListCapsules.Request()
+
+
+def test_overruns_show_as_gaps_and_the_result_is_whole(system):
+    _, _, peer = system
+    stream = peer.client.generate('tell me', session='c', max_tokens=40, temperature=20.0, seed=3)
+    result = stream.result(20)
+    ids = [i for token in stream.tokens for i in token.token_ids]
+    assert len(ids) < result.completion_tokens == len(result.token_ids)
+    seqs = [token.seq for token in stream.tokens]
+    assert seqs == sorted(set(seqs)) and seqs[-1] >= len(seqs)
+    for token in stream.tokens:
+        assert list(result.token_ids[token.index:token.index + len(token.token_ids)]) == list(
+            token.token_ids)
+
+
+def test_a_disk_that_refuses_is_told(system):
+    folder, process, peer = system
+    latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+    lists = peer.collect(CapsuleList, '/flashrt/capsules', latched)
+    capsules = folder / 'capsules'
+    for file in capsules.iterdir():
+        file.unlink()
+    capsules.rmdir()
+    capsules.write_text('a file in the way')
+    saved = peer.client.save('lost', persist=True, overwrite=True)
+    assert saved.error_code == 0  # in memory it is
+    until(lambda: 'a capsule was not written to disk, STORAGE' in process.log)
+    until(lambda: 'lost' in [info.name for info in lists[-1].capsules])
+    assert peer.client.restore('lost').error_code == 0
+    capsules.unlink()
+    capsules.mkdir()
+    peer.client.save('lost', persist=True, overwrite=True)
+    until(lambda: any(info.name == 'lost' and info.tiers & 4 for info in lists[-1].capsules))
+
+
+def test_deactivate_under_a_hang_recovers_to_unconfigured(system):
+    folder, _, peer = system
+    client = peer.client
+    stream = start_long(client, session='a', tokens=1)
+    (folder / 'hang').touch()
+    time.sleep(0.2)
+    deactivating = client.call_async('change_state', _deactivate())
+    until(deactivating.done, 30)
+    assert code_of(lambda: stream.result(10)) in ('NOT_ACTIVE', 'DEVICE')
+    (folder / 'hang').unlink()
+    state = client.lifecycle()
+    assert state in ('inactive', 'unconfigured')
+    if state == 'unconfigured':
+        assert client.change_state('configure', timeout=60)
+    assert client.change_state('activate')
+    assert client.generate('x', session='b', max_tokens=2).result(20).error_code == 0
+
+
+def _deactivate():
+    from lifecycle_msgs.msg import Transition
+    from lifecycle_msgs.srv import ChangeState
+    return ChangeState.Request(transition=Transition(id=Transition.TRANSITION_DEACTIVATE))
