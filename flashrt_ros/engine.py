@@ -193,8 +193,8 @@ class Engine:
                                     raw=raw, answer=generation_prompt)
         self._sessions.check_idle(target, 'append')
         check_room(self.arena.capacity, host, position, len(turn.ids))
-        target = self._sessions.obtain(session)
-        self._sessions.activate(target)
+        with self._sessions.obtaining(session) as target:
+            self._sessions.activate(target)
         prefilled = target.append(turn.ids, turn.state, turn.role, control)
         self._counts['tokens_prefilled'] += prefilled
         return AppendResult(prefilled, target.position, target.epoch, time.monotonic() - begin)
@@ -217,11 +217,17 @@ class Engine:
         turn, limit, chosen = self._checked(request)
         if control.cancelled:
             return self._nothing(request, control.cancelled, watch)
-        target = self._sessions.obtain(request.session)
+        with self._sessions.obtaining(request.session) as target:
+            return self._generate(request, target, turn, limit, chosen, on_piece or _ignore,
+                                  control, between or _ignore, watch)
+
+    def _generate(self, request: GenerateRequest, target: Session, turn: Turn, limit: int,
+                  chosen: dict, on_piece: Callable[[Piece], None], control: Control,
+                  between: Callable[[], None], watch: Stopwatch) -> Generation:
         undo = self._undo_point(target) if request.rollback_on_cancel else None
         try:
-            generation = self._run(request, target, turn, limit, chosen, on_piece or _ignore,
-                                   control, between or _ignore, watch)
+            generation = self._run(request, target, turn, limit, chosen, on_piece, control,
+                                   between, watch)
             stopped = generation.finish_reason in STOPPED
             if request.save_as and not stopped:
                 info = self.save(request.session, request.save_as, overwrite=True).info
@@ -402,8 +408,8 @@ class Engine:
             raise InvalidArgument(f'capsule {capsule!r} would reuse nothing; prefill it again.')
         frozen = self.lineage.pool.hold(self.store.promote(found))  # parking may need its place
         try:
-            target = self._sessions.obtain(session)
-            copied = self._sessions.assign(target, frozen, found.host, found.id, seed)
+            with self._sessions.obtaining(session) as target:
+                copied = self._sessions.assign(target, frozen, found.host, found.id, seed)
         finally:
             self.lineage.pool.release(frozen)
         self._counts['restores'] += 1
@@ -450,7 +456,9 @@ class Engine:
                             source.host, frozen)
             source.parent_id = found.id
         try:
-            for name, seed in itertools.zip_longest(names, seeds):
+            pairs = list(itertools.zip_longest(names, seeds))
+            # The live one first: only its copy can fail, and then no other has changed.
+            for name, seed in sorted(pairs, key=lambda pair: pair[0] != self._sessions.live.name):
                 branch = self._sessions.obtain(name)
                 place = (self._sessions.assign if branch is self._sessions.live
                          else self._sessions.point)

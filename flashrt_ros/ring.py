@@ -94,6 +94,8 @@ class Ring:
 
     def adopt(self, position: int, block: int, grid: bool) -> None:
         """Keep a block of somebody else's, as the grid boundary too where it is one."""
+        if not position:
+            return  # the empty boundary is always there
         self._pool.hold_block(block)
         self._kept.append(Kept(position, block))
         if grid:

@@ -7,7 +7,8 @@ checks everything first, so a refusal leaves every session as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 import time
@@ -115,6 +116,18 @@ class Sessions:
             session = self._by_name[name] = self._build(name, self.next_epoch())
             session.frozen = self._lineage.pool.hold(self._empty)
         return session
+
+    @contextmanager
+    def obtaining(self, name: str) -> Iterator[Session]:
+        """As :meth:`obtain`; one that was created and could not be used is forgotten again."""
+        new = name not in self._by_name
+        session = self.obtain(name)
+        try:
+            yield session
+        except BaseException:
+            if new and session is not self.live:
+                self.close(name)
+            raise
 
     def activate(self, session: Session) -> int:
         """

@@ -9,13 +9,14 @@ import random
 from tempfile import TemporaryDirectory
 
 from engine_cases import build
-from hypothesis import HealthCheck, settings, strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import (
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
     RuleBasedStateMachine,
+    run_state_machine_as_test,
 )
 from naive import Naive
 import psutil

@@ -8,8 +8,9 @@ from flashrt_ros.engine import GenerateRequest
 from flashrt_ros.errors import Capacity, ContextFull
 
 VERBS = ('append', 'append', 'generate', 'generate', 'save', 'save', 'restore', 'restore', 'fork',
-         'fork_live', 'rollback', 'rollback', 'drop', 'demote', 'persist', 'pin', 'unpin', 'unpin', 'close')
-LENGTHS = (*range(1, 9), 20, 33, 63, 64, 65, 100, 130, 300, 511, 512, 513)
+         'fork_live', 'rollback', 'rollback', 'drop', 'demote', 'persist', 'pin', 'unpin', 'unpin',
+         'close')
+LENGTHS = (1, 2, 3, 5, 8, 20, 33, 60, 63, 64, 65, 90, 100, 130, 200, 511, 512, 513)
 SETTINGS = ({}, {'temperature': 0.9}, {'temperature': 0.7, 'seed': 3}, {'temperature': 0.0})
 SESSIONS = ('default', 'a', 'b')
 NAMES = ('c0', 'c1', 'c2', 'c3', 'c4', 'c5')

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 import threading
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from flashrt_ros.capsule.fingerprint import Fingerprint
 from flashrt_ros.capsule.lineage import runs
 from flashrt_ros.capsule.pool import Frozen, Pool
 from flashrt_ros.capsule.tiers import Tier
-from flashrt_ros.errors import Capacity, DeadlineExceeded, UnknownCapsule
+from flashrt_ros.errors import Capacity, DeadlineExceeded, FlashrtError, UnknownCapsule
 
 
 class Table(Protocol):
@@ -68,9 +69,15 @@ class Files:
         image = image_of(capsule, pool, frozen, self._fingerprint)
         with self._writing:
             self._make_room(capsule, codec.file_bytes(image, pool.manifest))
-            self.tier.put(image, pool.manifest, overwrite=capsule.replaces)
+            try:
+                self.tier.put(image, pool.manifest, overwrite=capsule.replaces)
+            except BaseException:  # perhaps it is there and was not made durable: still ours
+                with suppress(FlashrtError):
+                    capsule.replaces |= any(h.id == capsule.id for h, _ in self.tier.headers())
+                raise
+            finally:
+                self._used = None
             capsule.on_disk = capsule.replaces = True
-            self._used = None
 
     def _make_room(self, capsule: Capsule, size: int) -> None:
         budget = self.tier.budget_bytes

@@ -124,6 +124,7 @@ class Lineage:
 
         Rows stay as they are, so trail and clean stay too: only writes matter.
         """
+        faults.point('back.block')
         self.arena.mirror = None
         return self._copy_block(self.arena.fixed, self.pool.blocks[block])
 

@@ -27,7 +27,7 @@ from flashrt_ros.capsule.pool import Frozen, PAGE, Pages, pages_for, Pool, PoolF
 from flashrt_ros.capsule.room import choose
 from flashrt_ros.capsule.tiers import Tier
 from flashrt_ros.capsule.transfer import bring, Place, spans
-from flashrt_ros.errors import Capacity, Corrupt, UnknownCapsule
+from flashrt_ros.errors import Capacity, Corrupt, NameExists, UnknownCapsule
 
 T = TypeVar('T')
 Shed = Callable[[], None]
@@ -193,7 +193,12 @@ class Tiers:
         if self.files is not None:
             self.files.wait(capsule.name)
             if not capsule.on_disk:
-                self.files.write(capsule, pool, frozen)
+                try:
+                    self.files.write(capsule, pool, frozen)
+                except NameExists as error:
+                    raise Capacity(f'capsule {capsule.name!r} cannot leave memory: a file of this '
+                                   'name is that of another node. Drop one of them, or save it '
+                                   'under another name.') from error
 
     # -- up -------------------------------------------------------------------------------------
 
