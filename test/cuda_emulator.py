@@ -87,10 +87,13 @@ class Launch:
     def __init__(self, kernel, grid, block, args, shared=0, chained=True) -> None:
         self.kernel, self.block, self.shared = kernel, block, shared
         self.grid = (1,) if kernel.name == 'sample' else grid
-        self._keep = args
+        self.args = args
         self._values = [driver._packed(value) for value in args]
         self._pointers = (ctypes.c_void_p * max(1, len(args)))(
             *(ctypes.addressof(value) for value in self._values))
+
+    def ask_ahead(self, weight, limit) -> None:
+        pass
 
     def __call__(self) -> None:
         self.kernel.run(self._pointers, *(*self.grid, 1, 1)[:3], self.block, self.shared)

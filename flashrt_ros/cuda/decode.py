@@ -9,6 +9,7 @@ between two launches is fp32 in work space that belongs to no state.
 from __future__ import annotations
 
 from collections.abc import Callable
+import ctypes
 import math
 
 import torch
@@ -21,7 +22,10 @@ from flashrt_ros.models.layers.attention import GatedAttention
 from flashrt_ros.models.layers.delta_net import GatedDeltaNet
 from flashrt_ros.models.layers.mlp import GatedMLP
 
-SPLIT = 256  # rows of a block of the attention: fixed, so that bits depend on the position only
+SPLIT = 128  # rows of a block of the attention: fixed, so that bits depend on the position only
+#: bytes of the products to come that are asked for while the memory would idle
+AHEAD = 24 << 20
+NOTHING = (None, ctypes.c_int64(0))
 PLAIN, NORMED, GATED = 0, 1, 2
 STORE, RESIDUAL, CONV, SWIGLU, LOGITS = 0, 1, 2, 3, 4
 
@@ -123,7 +127,7 @@ class Decode:
         self.x = torch.zeros(config.hidden, device=device) if x is None else x
         self._wide = torch.zeros(widest, device=device)
         self._mixed = torch.zeros(joined, device=device)
-        self._attention_work: tuple[Tensor, Tensor, Tensor] | None = None
+        self._attention_work: tuple[Tensor, ...] | None = None
         self.layers: list[Launch] = []
         for layer in model.layers:
             if isinstance(layer, GatedDeltaNet):
@@ -132,6 +136,26 @@ class Decode:
                 self._attention(layer)
             else:
                 self._mlp(layer)
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """
+        Let every launch ask for the start of a later product's weights.
+
+        Between two products the memory idles for about as long as a small one takes; what is
+        asked for meanwhile waits in L2. A product asks for the next one; what stands between two
+        products asks for the one after.
+        """
+        products = [launch for launch in self.layers if launch.kernel.name == 'gemv']
+        weights = [launch.args[0] for launch in products] + [self.weights.head] * 2
+        seen = 0
+        for launch in self.layers:
+            product = launch.kernel.name == 'gemv'
+            seen += product
+            if product or launch.kernel.name in ('delta', 'attend'):
+                launch.ask_ahead(weights[seen if product else min(seen + 1, len(weights) - 1)],
+                                 AHEAD)
+        self.first = weights[0]
 
     def run(self) -> None:
         """Queue all layers; ``x`` holds the embedding before and the last residual after."""
@@ -174,7 +198,7 @@ class Decode:
         tasks = -(-rows // together)
         grid = spread(-(-tasks // 8), self.tools.multiprocessors * blocks)
         return Launch(kernel, (grid,), 256, (
-            weight, x, norm, float(eps), z, out, window, taps, position, counter, shift),
+            weight, x, norm, float(eps), z, out, window, taps, position, counter, shift, *NOTHING),
             shared=depth * 4)
 
     def _delta(self, layer: GatedDeltaNet) -> None:
@@ -197,7 +221,7 @@ class Decode:
         self.layers.append(Launch(
             kernel, (layer.value_dim // columns, layer.value_heads), 256, (
                 mixed, state, weights.made(f'{mixer}.A_log', lambda a: -a.exp()),
-                parameters[f'{mixer}.dt_bias'], out)))
+                parameters[f'{mixer}.dt_bias'], out, *NOTHING)))
         self.layers.append(self.product(
             weights.matrix(f'{mixer}.out_proj.weight'), out, self.x, GATED, RESIDUAL,
             norm=parameters[f'{mixer}.norm.weight'], eps=layer.eps,
@@ -215,22 +239,23 @@ class Decode:
         group = layer.heads // layer.kv_heads
         splits = -(-arena.capacity // SPLIT)
         if self._attention_work is None:
-            device = arena.device
-            self._attention_work = (
-                torch.zeros(layer.kv_heads * splits * group * dim, device=device),
-                torch.zeros(layer.kv_heads * splits * group * 2, device=device),
-                torch.zeros(layer.kv_heads, dtype=torch.int32, device=device))
+            self._attention_work = tuple(
+                torch.zeros(layer.kv_heads * splits * group * width, device=arena.device)
+                for width in (dim, 2))
         vector = 16 // weights.table.element_size()
         slots = 256 // (dim // vector)
-        kernel = self.tools.kernel(
-            'attend.cu', 'attend', HK=layer.kv_heads, GROUP=group, D=dim, SPLIT=SPLIT,
-            ROTARY=weights.cosine.shape[-1])
-        out = self._mixed[:layer.heads * dim]
-        self.layers.append(Launch(kernel, (splits, layer.kv_heads), 256, (
-            mixed, arena[f'layers.{layer.index}.k'], arena[f'layers.{layer.index}.v'],
-            arena[POSITION], weights.qk_norm(layer), float(layer.eps), weights.cosine,
-            weights.sine, *self._attention_work, out),
+        sizes = {'HK': layer.kv_heads, 'GROUP': group, 'D': dim, 'SPLIT': SPLIT,
+                 'ROTARY': weights.cosine.shape[-1]}
+        out, position = self._mixed[:layer.heads * dim], arena[POSITION]
+        self.layers.append(Launch(
+            self.tools.kernel('attend.cu', 'attend', **sizes), (splits, layer.kv_heads), 256, (
+                mixed, arena[f'layers.{layer.index}.k'], arena[f'layers.{layer.index}.v'],
+                position, weights.qk_norm(layer), float(layer.eps), weights.cosine, weights.sine,
+                *self._attention_work, *NOTHING),
             shared=4 * group * (dim + SPLIT + slots * dim)))
+        self.layers.append(Launch(
+            self.tools.kernel('attend.cu', 'join', **sizes), (layer.heads,), 256, (
+                mixed, position, *self._attention_work, splits, out)))
         self.layers.append(self.product(
             weights.matrix(f'{mixer}.o_proj.weight'), out, self.x, PLAIN, RESIDUAL))
 
@@ -250,15 +275,18 @@ def tiling(rows: int, depth: int, vector: int, epilogue: int) -> tuple[int, int,
     """
     Return rows a warp takes at once, vectors a batch, and blocks a multiprocessor.
 
-    About eight 16-byte loads a lane stay in flight; narrow outputs take one row a warp, so that
-    there are enough warps. The choice is by shape alone, never by timing: it decides bits.
+    Eight to sixteen 16-byte loads a lane stay in flight; narrow outputs leave multiprocessors to
+    the next kernel, which asks for its first weights there. Measured on an H200; the choice is by
+    shape alone, never by timing at run time: it decides bits.
     """
     steps = -(-(-(-depth // vector)) // 32)
-    together = 1 if rows <= 4096 and epilogue != SWIGLU else 2
-    unroll = 8 // together
-    if steps <= unroll:
-        return together, steps, 2
-    return together, -(-steps // -(-steps // unroll)), 2
+    if epilogue == SWIGLU or rows > 4096:
+        together, unroll, blocks = (4, 2, 2) if steps <= 4 else (2, 4, 2)
+    elif rows > 2048:
+        together, unroll, blocks = (2, 4, 2) if steps > 32 else (1, 8, 2)
+    else:
+        together, unroll, blocks = (2, 8, 1) if steps >= 8 else (1, 8, 2)
+    return together, min(unroll, steps), blocks
 
 
 def spread(blocks: int, slots: int) -> int:

@@ -79,7 +79,7 @@ class Launch:
     def __init__(self, kernel: Kernel, grid: tuple[int, ...], block: int, args: tuple,
                  shared: int = 0, chained: bool = True) -> None:
         self.kernel, self.grid, self.block, self.shared = kernel, grid, block, shared
-        self._keep = args
+        self.args = args
         self._values = [_packed(value) for value in args]
         self._pointers = (ctypes.c_void_p * max(1, len(args)))(
             *(ctypes.addressof(value) for value in self._values))
@@ -96,6 +96,11 @@ class Launch:
             check(library().cuFuncSetAttribute(kernel.handle, _MAX_DYNAMIC_SHARED, shared),
                   f'asking for {shared} bytes of shared memory for {kernel.name}')
             kernel.shared = shared
+
+    def ask_ahead(self, weight: Tensor, limit: int) -> None:
+        """Set the last two arguments: what to ask for while this runs, and how much of it."""
+        self._values[-2].value = weight.data_ptr()
+        self._values[-1].value = min(limit, weight.nbytes)
 
     def __call__(self) -> None:
         """Queue the kernel on the current stream of this thread."""
@@ -116,6 +121,8 @@ def _packed(value: object) -> ctypes._SimpleCData | ctypes.Structure:
         return ctypes.c_void_p(value.data_ptr())
     if value is None:
         return ctypes.c_void_p(0)
+    if isinstance(value, ctypes.c_int64):
+        return ctypes.c_int64(value.value)  # our own: it may be set later
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     return ctypes.c_int(value) if isinstance(value, int) else ctypes.c_float(value)

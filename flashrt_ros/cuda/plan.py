@@ -96,7 +96,7 @@ class CudaGraphPlan:
     def _front(self, model, ids: torch.Tensor) -> tuple[Launch, Launch]:
         """Return the launches in front of the first layer: sampler and plain embedding."""
         arena, tools, config = self.arena, self._tools, model.config
-        blocks = min(64, tools.multiprocessors)
+        blocks = min(128, tools.multiprocessors)
         table, x = self._weights.table, self._decode.x
         sizes = {'V': config.vocab_size, 'HIDDEN': config.hidden, 'BLOCKS': blocks}
         work = 16 + 8 + 8 * 6 * 2048 + 8 * 3 * blocks + 8
@@ -105,7 +105,8 @@ class CudaGraphPlan:
             arena[sampling.LOGITS], arena['sampler.temperature'], arena['sampler.top_p'],
             arena['sampler.top_k'], arena['sampler.seed'], arena['sampler.counter'],
             arena[POSITION], arena[MAILBOX], self._box, self._sent, table, x, arena[TOKENS],
-            self._work))
+            self._work, *decode.NOTHING))
+        sample.ask_ahead(self._decode.first, decode.AHEAD)
         embed = Launch(tools.kernel('sample.cu', 'embed', **sizes), (1,), 512, (
             ids, arena[POSITION], table, x, arena[TOKENS]))
         return sample, embed
@@ -135,15 +136,7 @@ class CudaGraphPlan:
             raise InvalidArgument(
                 f'an append takes 1 to {self.grid} tokens within the context of '
                 f'{self.arena.capacity}; this one has {count} at position {position}.')
-        self.arena.will_write(position)
-        if count <= FEW:
-            for token in ids:
-                self._stage([token])
-                self._go('fold')
-        else:
-            self._stage(ids)
-            self._go(next(bucket for bucket in self._prefills if bucket >= count))
-        self.arena.mirror = position + count
+        self._fold(ids, position)
 
     def step(self, emit: Callable[[int], None] | None = None) -> int:
         """
@@ -165,6 +158,17 @@ class CudaGraphPlan:
         if emit is not None:
             emit(token)
         return token
+
+    def _fold(self, ids: Sequence[int], position: int) -> None:
+        self.arena.will_write(position)
+        if len(ids) <= FEW:
+            for token in ids:
+                self._stage([token])
+                self._go('fold')
+        else:
+            self._stage(ids)
+            self._go(next(bucket for bucket in self._prefills if bucket >= len(ids)))
+        self.arena.mirror = position + len(ids)
 
     def _go(self, name: object) -> None:
         try:

@@ -24,7 +24,6 @@ from flashrt_ros.plan import TOKENS
 
 SPLIT = 2048  # rows of keys a block attends to; fixed, so that bits depend on the position only
 SPLIT_SHORT = 512  # for short buckets, whose few query rows would leave the device idle
-BLOCK = 64  # tokens of a block of the delta rule
 
 
 class Room:
@@ -111,15 +110,8 @@ class Prefill:
                 values = layer.value_heads * layer.value_dim
                 wide = max(wide, layer.channels + values + 2 * layer.value_heads)
                 joined = max(joined, values)
-                padded = max(size, BLOCK)
-                room.plan('conv', (padded, layer.channels), torch.float32)
-                room.plan('read', (padded, values), torch.float32)
-                places = -(-size // BLOCK) * layer.value_heads
-                for name, width in (('fresh', layer.value_dim), ('seen', layer.key_dim),
-                                    ('reads', layer.key_dim), ('writes', layer.key_dim),
-                                    ('attend', BLOCK)):
-                    room.plan(name, (places, BLOCK, width), torch.float32)
-                room.plan('whole', (places,), torch.float32)
+                room.plan('conv', (size, layer.channels), torch.float32)
+                room.plan('read', (size, values), torch.float32)
             elif isinstance(layer, GatedAttention):
                 wide = max(wide, 2 * (layer.heads + layer.kv_heads) * layer.head_dim)
                 joined = max(joined, layer.heads * layer.head_dim)
@@ -164,28 +156,20 @@ class Prefill:
         inner = weights.matrix(f'{mixer}.in')
         taps = parameters[f'{mixer}.conv1d.weight']
         heads, k_dim, v_dim = layer.value_heads, layer.key_dim, layer.value_dim
-        columns = min(v_dim, 32 if heads >= 32 else 16)
+        columns = min(32, v_dim)
         sizes = {'CHANNELS': layer.channels, 'TAPS': layer.kernel, 'HK': layer.key_heads,
                  'HV': heads, 'DK': k_dim, 'DV': v_dim, 'DVS': columns}
         mixed = room.take('mixed', size, inner.shape[0])
-        conv = room.take('conv', max(size, BLOCK), layer.channels)
-        read = room.take('read', max(size, BLOCK), heads * v_dim)
-        blocks = -(-size // BLOCK)
-        work = [room.take(name, blocks * heads, BLOCK, width) for name, width in (
-            ('fresh', v_dim), ('seen', k_dim), ('reads', k_dim), ('writes', k_dim),
-            ('attend', BLOCK))]
-        work.append(room.take('whole', blocks * heads))
+        conv = room.take('conv', size, layer.channels)
+        read = room.take('read', size, heads * v_dim)
         self._norm(weights.one_plus(f'{base}.input_layernorm.weight'), layer.eps, self._h)
         self._product(self._h, inner, mixed)
-        self._launch('chunk.cu', 'conv_rows', (-(-layer.channels // 256), -(-size // 32)), 256, (
+        self._launch('chunk.cu', 'conv_rows', (-(-layer.channels // 256), -(-size // 16)), 256, (
             mixed, self.count, arena[f'layers.{layer.index}.conv'], taps, conv), **sizes)
-        self._launch('chunk.cu', 'delta_solve', (blocks, heads), 256, (
+        self._launch('chunk.cu', 'delta_rows', (v_dim // columns, heads), columns * 4, (
             conv, mixed, self.count, weights.made(f'{mixer}.A_log', lambda a: -a.exp()),
-            parameters[f'{mixer}.dt_bias'], *work),
-            4 * (BLOCK * (BLOCK + 4) + 2 * BLOCK * (k_dim + 1)), **sizes)
-        self._launch('chunk.cu', 'delta_scan', (v_dim // columns, heads), 256, (
-            self.count, *work, arena[f'layers.{layer.index}.recurrent'], read),
-            4 * (BLOCK * (k_dim + 4) + BLOCK * (BLOCK + 4) + (k_dim + BLOCK) * columns), **sizes)
+            parameters[f'{mixer}.dt_bias'], arena[f'layers.{layer.index}.recurrent'], read),
+            **sizes)
         out = room.take('joined', size, heads * v_dim)
         self._launch('chunk.cu', 'gate_rows', (-(-heads // 8), size), 256, (
             read, mixed, self.count, parameters[f'{mixer}.norm.weight'], float(layer.eps), out),

@@ -22,6 +22,7 @@
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __CUDA_ARCH__ 900
+#define EMULATED
 
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };

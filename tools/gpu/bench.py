@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+
 import common
 import torch
 
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Pool
+from flashrt_ros.cuda import decode as decoding
 from flashrt_ros.cuda.copies import Mover
+from flashrt_ros.cuda.plan import CudaGraphPlan
 
 BANDWIDTH = 4.8e12  # bytes a second, by the datasheet
 
@@ -52,6 +56,23 @@ def decode(model, plan, positions=(1024, 4096, 16384)) -> list[dict]:
     return rows
 
 
+def ahead(model, context: int) -> dict[str, float]:
+    """Microseconds of a step by how much of the next weights is asked for early."""
+    usual, found = decoding.AHEAD, {}
+    for size in (0, 4, 12, 24, 40):
+        decoding.AHEAD = size << 20
+        plan = CudaGraphPlan(model, common.arena_of(model, context))
+        at(plan, 4096)
+        watch = common.Stopwatch(15)
+        found[f'{size} MiB'] = round(watch(
+            plan.graphs['step'].replay, before=lambda p=plan: p.arena.set_position(4096)), 1)
+        del plan
+        gc.collect()
+        torch.cuda.empty_cache()
+    decoding.AHEAD = usual
+    return found
+
+
 def parts(model, plan, position: int = 4096) -> dict[str, float]:
     """Microseconds of each kind of launch in a step: all of a kind in a graph of their own."""
     at(plan, position)
@@ -59,7 +80,7 @@ def parts(model, plan, position: int = 4096) -> dict[str, float]:
     for launch in plan._decode.layers:
         name = launch.kernel.name
         if name == 'gemv':
-            name = f'gemv {tuple(launch._keep[0].shape)}'
+            name = f'gemv {tuple(launch.args[0].shape)}'
         kinds.setdefault(name, []).append(launch)
     watch, found = common.Stopwatch(15), {}
     for name, launches in kinds.items():
@@ -67,7 +88,7 @@ def parts(model, plan, position: int = 4096) -> dict[str, float]:
         micros = watch(graph.replay, before=lambda: plan.arena.set_position(position))
         entry = {'each_us': round(micros / len(launches), 2), 'count': len(launches)}
         if name.startswith('gemv') or name == 'head':
-            weight = launches[0]._keep[0]
+            weight = launches[0].args[0]
             entry['tb_s'] = round(weight.nbytes * len(launches) / micros / 1e6, 2)
         found[name] = entry
     return found
@@ -91,6 +112,8 @@ def profile(plan, name, position: int, top: int = 14) -> dict[str, list]:
     from torch.profiler import profile as profiler
     from torch.profiler import ProfilerActivity
     at(plan, position)
+    if isinstance(name, int):
+        plan._stage(list(range(1, name + 1)))
     torch.cuda.synchronize()
     with profiler(activities=[ProfilerActivity.CUDA]) as seen:
         plan.graphs[name].replay()
@@ -115,9 +138,15 @@ def capsules(plan, positions=(1024, 4096, 16384)) -> list[dict]:
         source = torch.ones(size, dtype=torch.uint8, device='cuda')
         target = torch.zeros_like(source)
 
+        saved: list = []
+
         def save() -> None:
             arena.will_write(0)
-            pool.release(line.save()[0])
+            saved.append(line.save()[0])
+
+        def forget() -> None:
+            while saved:
+                pool.release(saved.pop())
 
         def restore() -> None:
             line.restore(frozen)
@@ -134,7 +163,7 @@ def capsules(plan, positions=(1024, 4096, 16384)) -> list[dict]:
         small = source[:manifest.fixed_bytes]
         row = {'position': position, 'bytes': size, 'fixed_bytes': manifest.fixed_bytes}
         row['copy_us'] = watch(copy)
-        row['save_us'] = watch(save)
+        row['save_us'] = watch(save, before=forget)
         line.restore(frozen)
         row['restore_full_us'] = watch(restore, before=dirty)
         row['restore_family_us'] = watch(restore, before=diverged)
@@ -142,7 +171,8 @@ def capsules(plan, positions=(1024, 4096, 16384)) -> list[dict]:
         row['wall_copy'] = common.wall(copy)
         row['wall_restore_full'] = common.wall(lambda: (dirty(), restore()))
         row['wall_restore_family'] = common.wall(lambda: (diverged(), restore()))
-        row['wall_save'] = common.wall(save)
+        row['wall_save'] = common.wall(save, before=forget)
+        forget()
         rows.append({k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()})
         pool.release(frozen)
     return rows
@@ -174,7 +204,7 @@ def first_token(plan, positions=(2048, 4096, 8192, 16384), suffix: int = 32) -> 
             plan.append(tail)
             plan.step()
 
-        cold_time = common.wall(cold, 2)
+        cold_time = common.until_token(cold, 2)
         line.restore(empty)
         prefix()
         frozen, _ = line.save()
@@ -193,7 +223,7 @@ def first_token(plan, positions=(2048, 4096, 8192, 16384), suffix: int = 32) -> 
             plan.step()
 
         rows.append({'position': position, 'suffix': suffix, 'cold': cold_time,
-                     'family': common.wall(warm, 10), 'full': common.wall(warm_full, 10),
-                     'suffix_0': common.wall(at_once, 10)})
+                     'family': common.until_token(warm), 'full': common.until_token(warm_full),
+                     'suffix_0': common.until_token(at_once)})
         pool.release(frozen)
     return rows

@@ -24,12 +24,13 @@ import torch  # noqa: E402
 from flashrt_ros.cuda import decode  # noqa: E402
 
 RIGHT = ('agrees', 'oracle', 'graph', 'capture', 'sampler', 'lineage', 'stream')
-FAST = ('decode', 'parts', 'prefill', 'profile', 'capsules', 'first_token')
+FAST = ('ahead', 'decode', 'parts', 'prefill', 'profile', 'capsules', 'first_token')
 
 
 def measure(spec: str, context: int, sections: list[str], run) -> None:
     model, plan = common.build(spec, 'bfloat16', context)
     works = {
+        'ahead': lambda: bench.ahead(model, 8192),
         'decode': lambda: bench.decode(model, plan),
         'parts': lambda: bench.parts(model, plan),
         'prefill': lambda: bench.prefill(plan),

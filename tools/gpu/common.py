@@ -27,17 +27,24 @@ def build(spec: str, dtype: str, context: int, **options):
     return model, CudaGraphPlan(model, arena_of(model, context), **options)
 
 
+class TorchPlan(EagerPlan):
+    """The plain torch form on the device."""
+
+    def _fold(self, ids: torch.Tensor, position: int) -> None:
+        super()._fold(ids.to(self.arena.device), position)
+
+
 def reference(model, context: int) -> EagerPlan:
     """Return the torch form in fp32 on the same weights."""
     wide = load_model(model.spec, dtype='float32', device='cuda')
     for (_, to), (_, origin) in zip(wide.weights(), model.weights(), strict=True):
         to.copy_(origin)
-    return EagerPlan(wide, arena_of(wide, context))
+    return TorchPlan(wide, arena_of(wide, context))
 
 
 def plain(model, context: int) -> EagerPlan:
     """Return the torch form in the type of the model."""
-    return EagerPlan(model, arena_of(model, context))
+    return TorchPlan(model, arena_of(model, context))
 
 
 def ids(count: int, vocabulary: int, seed: int = 0) -> list[int]:
@@ -74,6 +81,7 @@ class Stopwatch:
         for index in range(self.repeats + 3):
             if before is not None:
                 before()
+            torch.cuda._sleep(400_000)  # cycles: the host runs ahead, the device alone is timed
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             for _ in range(count):
@@ -85,10 +93,12 @@ class Stopwatch:
         return sorted(times)[len(times) // 2]
 
 
-def wall(work, repeats: int = 20) -> dict[str, float]:
+def wall(work, repeats: int = 20, before=None) -> dict[str, float]:
     """Median and p99 of wall-clock times in microseconds, synchronization included."""
     times = []
     for index in range(repeats + 3):
+        if before is not None:
+            before()
         torch.cuda.synchronize()
         begin = time.perf_counter()
         work()
@@ -98,6 +108,20 @@ def wall(work, repeats: int = 20) -> dict[str, float]:
     times.sort()
     return {'median_us': round(times[len(times) // 2], 1),
             'p99_us': round(times[min(len(times) - 1, int(len(times) * 0.99))], 1)}
+
+
+def until_token(work, repeats: int = 10) -> dict[str, float]:
+    """Median and largest wall-clock time in microseconds until ``work`` has its token."""
+    times = []
+    for index in range(repeats + 2):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        work()
+        end = time.perf_counter()
+        if index >= 2:
+            times.append((end - begin) * 1e6)
+    times.sort()
+    return {'median_us': round(times[len(times) // 2], 1), 'worst_us': round(times[-1], 1)}
 
 
 def captured(run) -> torch.cuda.CUDAGraph:

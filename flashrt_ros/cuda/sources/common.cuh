@@ -56,6 +56,15 @@ DEVICE uint4 load_once(const void* at) {
     return v;
 }
 
+// Ask for bytes that the next kernels will read, while the memory would idle otherwise. Every block
+// asks for its share; what is asked for lands in L2 and nobody waits for it.
+DEVICE void ask_ahead(const char* at, i64 bytes, i64 worker, i64 workers) {
+#ifndef EMULATED
+    for (i64 i = worker * 128; i < bytes; i += workers * 128)
+        asm volatile("prefetch.global.L2 [%0];" :: "l"(at + i));
+#endif
+}
+
 DEVICE float warp_sum(float x) {
 #pragma unroll
     for (int offset = 16; offset; offset >>= 1) x += __shfl_xor_sync(0xffffffffu, x, offset);

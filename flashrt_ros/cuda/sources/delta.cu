@@ -9,7 +9,8 @@
 #define LINES ((DK + SLOTS - 1) / SLOTS)
 
 extern "C" __global__ void __launch_bounds__(256)
-delta(const float* mixed, float* state, const float* neg_a, const float* dt_bias, float* out) {
+delta(const float* mixed, float* state, const float* neg_a, const float* dt_bias, float* out,
+      const char* ahead, i64 ahead_bytes) {
     __shared__ float q[DK], k[DK];
     __shared__ float4 parts[2][8][GROUPS];
     __shared__ float sums[3];
@@ -24,7 +25,13 @@ delta(const float* mixed, float* state, const float* neg_a, const float* dt_bias
         const int line = slot + i * SLOTS;
         if (line < DK) s[i] = *(const float4*)(mine + line * DV);
     }
+    ask_ahead(ahead, ahead_bytes, (i64)(blockIdx.y * gridDim.x + blockIdx.x) * 256 + tid,
+              (i64)gridDim.x * gridDim.y * 256);
+    const float bias = dt_bias[head], rate = neg_a[head];
     wait_inputs();
+    const float* after = mixed + 2 * HK * DK + 2 * HV * DV;
+    const float gate = after[HV + head], strength = after[head];
+    const float4 v = *(const float4*)(mixed + 2 * HK * DK + head * DV + column);
     const int key_head = head / (HV / HK);
     for (int d = tid; d < DK; d += 256) {
         q[d] = mixed[key_head * DK + d];
@@ -38,9 +45,8 @@ delta(const float* mixed, float* state, const float* neg_a, const float* dt_bias
         sum = warp_sum(sum);
         if (lane == 0) sums[warp] = sum;
     }
-    const float* after = mixed + 2 * HK * DK + 2 * HV * DV;
-    const float decay = expf(softplus(after[HV + head] + dt_bias[head]) * neg_a[head]);
-    const float beta = 1.0f / (1.0f + expf(-after[head]));
+    const float decay = expf(softplus(gate + bias) * rate);
+    const float beta = 1.0f / (1.0f + expf(-strength));
     __syncthreads();
     const float q_unit = rsqrtf(sums[0] + 1e-6f), k_unit = rsqrtf(sums[1] + 1e-6f);
     float4 read_q = make_float4(0, 0, 0, 0), read_k = read_q;
@@ -70,7 +76,6 @@ delta(const float* mixed, float* state, const float* neg_a, const float* dt_bias
         read_q.x += a.x; read_q.y += a.y; read_q.z += a.z; read_q.w += a.w;
         read_k.x += b.x; read_k.y += b.y; read_k.z += b.z; read_k.w += b.w;
     }
-    const float4 v = *(const float4*)(mixed + 2 * HK * DK + head * DV + column);
     float4 d;
     d.x = (v.x - decay * read_k.x) * beta; d.y = (v.y - decay * read_k.y) * beta;
     d.z = (v.z - decay * read_k.z) * beta; d.w = (v.w - decay * read_k.w) * beta;

@@ -55,7 +55,7 @@ DEVICE int place(int k) { return (k % VEC / 4) * CHUNKS * 4 + k / VEC * 4 + k % 
 extern "C" __global__ void __launch_bounds__(256, BLOCKS)
 gemv(const elem* __restrict__ weight, const float* x, const float* norm, float eps,
      const float* z, float* out, elem* window, const float* taps, i64* position, i64* counter,
-     const i64* shift) {
+     const i64* shift, const char* ahead, i64 ahead_bytes) {
     extern __shared__ float4 shared[];
     float* xs = (float*)shared;
     __shared__ float sums[WARPS];
@@ -65,6 +65,7 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
     uint4 now[ROWS][UNROLL], next[ROWS][UNROLL];
     start_next();
     if (task < TASKS) fetch(now, weight, task, 0, lane);
+    ask_ahead(ahead, ahead_bytes, (i64)blockIdx.x * 256 + threadIdx.x, (i64)gridDim.x * 256);
     wait_inputs();
 #if EPILOGUE == LOGITS
     if (shift) x += (*shift - 1) * K;  // the last of the rows that were folded
@@ -97,6 +98,21 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
         float total[ROWS];
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) total[r] = 0.0f;
+#if EPILOGUE == CONV || EPILOGUE == RESIDUAL  // lane r finishes row r: ask for what that takes now
+        const int mine = task * ROWS + lane;
+        const bool finishes = lane < ROWS && mine < N;
+#endif
+#if EPILOGUE == CONV
+        float line[TAPS], tap[TAPS];
+        const bool mixes = finishes && mine < CHANNELS;
+#pragma unroll
+        for (int i = 0; i < TAPS; ++i) {
+            tap[i] = mixes ? taps[i * CHANNELS + mine] : 0.0f;
+            line[i] = mixes && i + 1 < TAPS ? to_float(window[i * CHANNELS + mine]) : 0.0f;
+        }
+#elif EPILOGUE == RESIDUAL
+        const float before = finishes ? out[mine] : 0.0f;
+#endif
 #pragma unroll(BATCHES <= 4 ? BATCHES : 2)
         for (int batch = 0; batch < BATCHES; ++batch) {
             if (batch + 1 < BATCHES) fetch(next, weight, task, batch + 1, lane);
@@ -132,32 +148,28 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
             if (lane == r && row < N) out[row] = silu(total[r]) * total[r + ROWS / 2];
         }
 #else
+        float y = total[0];
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            const int row = task * ROWS + r;
-            if (lane != r || row >= N) continue;
-            float y = total[r];
-#if EPILOGUE == RESIDUAL
-            out[row] += y;
-#elif EPILOGUE == CONV
-            if (row < CHANNELS) {  // window: TAPS - 1 lines, oldest first
-                float mix = 0.0f;
+        for (int r = 1; r < ROWS; ++r) y = lane == r ? total[r] : y;
+#if EPILOGUE == CONV
+        if (mixes) {  // window: TAPS - 1 lines, oldest first
+            const elem last = from_float(y);
+            line[TAPS - 1] = to_float(last);  // what later tokens will see of this one
 #pragma unroll
-                for (int tap = 0; tap < TAPS - 1; ++tap)
-                    mix = fmaf(to_float(window[tap * CHANNELS + row]), taps[tap * CHANNELS + row],
-                               mix);
+            for (int i = 0; i + 2 < TAPS; ++i)
+                window[i * CHANNELS + mine] = from_float(line[i + 1]);
+            window[(TAPS - 2) * CHANNELS + mine] = last;
+            y = 0.0f;
 #pragma unroll
-                for (int tap = 0; tap + 2 < TAPS; ++tap)
-                    window[tap * CHANNELS + row] = window[(tap + 1) * CHANNELS + row];
-                window[(TAPS - 2) * CHANNELS + row] = from_float(y);
-                y = to_float(from_float(y));  // what later tokens will see of this one
-                y = silu(fmaf(y, taps[(TAPS - 1) * CHANNELS + row], mix));
-            }
-            out[row] = y;
-#else
-            out[row] = y;
-#endif
+            for (int i = 0; i < TAPS; ++i) y = fmaf(line[i], tap[i], y);
+            y = silu(y);
         }
+        if (finishes) out[mine] = y;
+#elif EPILOGUE == RESIDUAL
+        if (finishes) out[mine] = before + y;
+#else
+        if (lane < ROWS && task * ROWS + lane < N) out[task * ROWS + lane] = y;
+#endif
 #endif
     }
 #if EPILOGUE == LOGITS

@@ -139,26 +139,31 @@ DEVICE void finish(int token, const i64* position, int* mailbox, u64* box, u32* 
         *(volatile u64*)box = (u64)number << 32 | (u32)token;  // one store: never half a message
         __threadfence_system();
     }
-    for (int i = threadIdx.x; i < HIDDEN; i += blockDim.x)
+#pragma unroll 8
+    for (int i = threadIdx.x; i < HIDDEN; i += THREADS)
         x[i] = to_float(table[(i64)token * HIDDEN + i]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 sample(const float* logits, const float* temperature, const float* top_p, const int* top_k,
        const i64* seed, const i64* counter, const i64* position, int* mailbox, u64* box,
-       u32* sent, const elem* table, float* x, int* tokens, Work* work) {
+       u32* sent, const elem* table, float* x, int* tokens, Work* work, const char* ahead,
+       i64 ahead_bytes) {
     __shared__ u64 room[THREADS / 32];
     __shared__ u64 local[BINS];
     __shared__ bool last;
     __shared__ int token;
     const int tid = threadIdx.x;
     start_next();
+    ask_ahead(ahead, ahead_bytes, (i64)blockIdx.x * THREADS + tid, (i64)BLOCKS * THREADS);
     wait_inputs();
     const int base = blockIdx.x * SPAN, stop = min(base + SPAN, V);
     const Range ids = {min(base + tid * EACH, stop), min(base + (tid + 1) * EACH, stop)};
     u64 best = 0;
-    for (int id = base + tid; id < stop; id += THREADS) {
-        const u64 here = (u64)key_of(logits[id]) << 32 | (u32)~id;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const int id = base + i * THREADS + tid;
+        const u64 here = id < stop ? (u64)key_of(logits[id]) << 32 | (u32)~id : 0;
         best = here > best ? here : best;
     }
 #pragma unroll
