@@ -123,6 +123,7 @@ def test_the_copy_kernel_keeps_the_rule_of_the_lineage(monkeypatch):
     """Random writes, saves and restores through the page table against full copies."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     import cuda_emulator
+
     from flashrt_ros.cuda.copies import Mover
     cuda_emulator.install(monkeypatch)
     manifest = Manifest([

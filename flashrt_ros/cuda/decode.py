@@ -279,7 +279,7 @@ def tiling(rows: int, depth: int, vector: int, epilogue: int) -> tuple[int, int,
     the next kernel, which asks for its first weights there. Measured on an H200; the choice is by
     shape alone, never by timing at run time: it decides bits.
     """
-    steps = -(-(-(-depth // vector)) // 32)
+    steps = -(-depth // (vector * 32))
     if epilogue == SWIGLU or rows > 4096:
         together, unroll, blocks = (4, 2, 2) if steps <= 4 else (2, 4, 2)
     elif rows > 2048:

@@ -130,52 +130,54 @@ def capsules(plan, positions=(1024, 4096, 16384)) -> list[dict]:
                 + (3 * max(positions) + 8192) * manifest.row_bytes, 'cuda')
     line = Lineage(arena, pool)
     line.mover = Mover(arena, pool)
-    rows, watch = [], common.Stopwatch(20)
-    for position in positions:
-        at(plan, position)
+    return [_capsule(plan, pool, line, position) for position in positions]
+
+
+def _capsule(plan, pool: Pool, line: Lineage, position: int) -> dict:
+    arena, watch = plan.arena, common.Stopwatch(20)
+    manifest = arena.manifest
+    at(plan, position)
+    arena.will_write(0)
+    frozen, size = line.save()
+    source = torch.ones(size, dtype=torch.uint8, device='cuda')
+    target = torch.zeros_like(source)
+    saved: list = []
+
+    def save() -> None:
         arena.will_write(0)
-        frozen, size = line.save()
-        source = torch.ones(size, dtype=torch.uint8, device='cuda')
-        target = torch.zeros_like(source)
+        saved.append(line.save()[0])
 
-        saved: list = []
+    def forget() -> None:
+        while saved:
+            pool.release(saved.pop())
 
-        def save() -> None:
-            arena.will_write(0)
-            saved.append(line.save()[0])
-
-        def forget() -> None:
-            while saved:
-                pool.release(saved.pop())
-
-        def restore() -> None:
-            line.restore(frozen)
-
-        def dirty() -> None:
-            arena.will_write(0)
-
-        def diverged() -> None:
-            arena.will_write(position - 1)
-
-        def copy() -> None:
-            target.copy_(source)
-
-        small = source[:manifest.fixed_bytes]
-        row = {'position': position, 'bytes': size, 'fixed_bytes': manifest.fixed_bytes}
-        row['copy_us'] = watch(copy)
-        row['save_us'] = watch(save, before=forget)
+    def restore() -> None:
         line.restore(frozen)
-        row['restore_full_us'] = watch(restore, before=dirty)
-        row['restore_family_us'] = watch(restore, before=diverged)
-        row['copy_fixed_us'] = watch(lambda: target[:manifest.fixed_bytes].copy_(small))
-        row['wall_copy'] = common.wall(copy)
-        row['wall_restore_full'] = common.wall(lambda: (dirty(), restore()))
-        row['wall_restore_family'] = common.wall(lambda: (diverged(), restore()))
-        row['wall_save'] = common.wall(save, before=forget)
-        forget()
-        rows.append({k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()})
-        pool.release(frozen)
-    return rows
+
+    def dirty() -> None:
+        arena.will_write(0)
+
+    def diverged() -> None:
+        arena.will_write(position - 1)
+
+    def copy() -> None:
+        target.copy_(source)
+
+    small = source[:manifest.fixed_bytes]
+    row = {'position': position, 'bytes': size, 'fixed_bytes': manifest.fixed_bytes}
+    row['copy_us'] = watch(copy)
+    row['save_us'] = watch(save, before=forget)
+    line.restore(frozen)
+    row['restore_full_us'] = watch(restore, before=dirty)
+    row['restore_family_us'] = watch(restore, before=diverged)
+    row['copy_fixed_us'] = watch(lambda: target[:manifest.fixed_bytes].copy_(small))
+    row['wall_copy'] = common.wall(copy)
+    row['wall_restore_full'] = common.wall(lambda: (dirty(), restore()))
+    row['wall_restore_family'] = common.wall(lambda: (diverged(), restore()))
+    row['wall_save'] = common.wall(save, before=forget)
+    forget()
+    pool.release(frozen)
+    return {k: round(v, 1) if isinstance(v, float) else v for k, v in row.items()}
 
 
 def first_token(plan, positions=(2048, 4096, 8192, 16384), suffix: int = 32) -> list[dict]:
@@ -189,41 +191,43 @@ def first_token(plan, positions=(2048, 4096, 8192, 16384), suffix: int = 32) -> 
     arena.set_position(0)
     arena.fixed.zero_()
     empty, _ = line.save()
-    rows = []
-    tail = common.ids(suffix, 256, 1)
-    for position in positions:
-        text = common.ids(position, 256)
+    return [_first_token(plan, pool, line, empty, position, suffix) for position in positions]
 
-        def prefix() -> None:
-            for start in range(0, position, plan.grid):
-                plan.append(text[start:start + plan.grid])
 
-        def cold() -> None:
-            line.restore(empty)
-            prefix()
-            plan.append(tail)
-            plan.step()
+def _first_token(plan, pool: Pool, line: Lineage, empty, position: int, suffix: int) -> dict:
+    arena, tail = plan.arena, common.ids(suffix, 256, 1)
+    text = common.ids(position, 256)
 
-        cold_time = common.until_token(cold, 2)
+    def prefix() -> None:
+        for start in range(0, position, plan.grid):
+            plan.append(text[start:start + plan.grid])
+
+    def cold() -> None:
         line.restore(empty)
         prefix()
-        frozen, _ = line.save()
+        plan.append(tail)
+        plan.step()
 
-        def warm() -> None:
-            line.restore(frozen)
-            plan.append(tail)
-            plan.step()
+    cold_time = common.until_token(cold, 2)
+    line.restore(empty)
+    prefix()
+    frozen, _ = line.save()
 
-        def warm_full() -> None:
-            arena.will_write(0)
-            warm()
+    def warm() -> None:
+        line.restore(frozen)
+        plan.append(tail)
+        plan.step()
 
-        def at_once() -> None:
-            line.restore(frozen)
-            plan.step()
+    def warm_full() -> None:
+        arena.will_write(0)
+        warm()
 
-        rows.append({'position': position, 'suffix': suffix, 'cold': cold_time,
-                     'family': common.until_token(warm), 'full': common.until_token(warm_full),
-                     'suffix_0': common.until_token(at_once)})
-        pool.release(frozen)
-    return rows
+    def at_once() -> None:
+        line.restore(frozen)
+        plan.step()
+
+    row = {'position': position, 'suffix': suffix, 'cold': cold_time,
+           'family': common.until_token(warm), 'full': common.until_token(warm_full),
+           'suffix_0': common.until_token(at_once)}
+    pool.release(frozen)
+    return row

@@ -7,6 +7,7 @@ Check and measure the CUDA device: correctness first, then speed; JSON to --out.
 from __future__ import annotations
 
 import argparse
+from functools import partial
 import gc
 import json
 from pathlib import Path
@@ -93,10 +94,10 @@ def main() -> int:
     for spec in small:
         for dtype in ('float32', 'bfloat16'):
             if 'agrees' in sections:
-                run(f'agrees {spec} {dtype}', lambda spec=spec, dtype=dtype: correctness.agrees(spec, dtype))
+                run(f'agrees {spec} {dtype}', partial(correctness.agrees, spec, dtype))
             if 'graph' in sections:
                 run(f'graph {spec} {dtype}',
-                    lambda: correctness.graph_equals_eager(spec, dtype))
+                    partial(correctness.graph_equals_eager, spec, dtype))
     if small and 'oracle' in sections:
         run('oracle', lambda: correctness.oracle(small[-1], 'float32'))
     if small and 'capture' in sections:
@@ -107,13 +108,13 @@ def main() -> int:
         run('stream', lambda: correctness.stream_ordered_save(small[-1]))
     for spec in [spec for spec in args.models.split(',') if spec]:
         if 'agrees' in sections:
-            run(f'agrees {spec}', lambda: correctness.agrees(spec, 'bfloat16'))
+            run(f'agrees {spec}', lambda spec=spec: correctness.agrees(spec, 'bfloat16'))
         if 'graph' in sections:
-            run(f'graph {spec}', lambda: correctness.graph_equals_eager(spec, 'bfloat16'))
+            run(f'graph {spec}', lambda spec=spec: correctness.graph_equals_eager(spec, 'bfloat16'))
         if 'oracle' in sections:
-            run(f'oracle {spec}', lambda: correctness.oracle(spec, 'bfloat16'))
+            run(f'oracle {spec}', lambda spec=spec: correctness.oracle(spec, 'bfloat16'))
         if 'sampler' in sections:
-            run(f'sampler {spec}', lambda: correctness.sampler(spec))
+            run(f'sampler {spec}', lambda spec=spec: correctness.sampler(spec))
         if set(FAST) & set(sections):
             try:
                 measure(spec, args.context, sections, run)
