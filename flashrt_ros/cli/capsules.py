@@ -9,7 +9,7 @@ from typing import Annotated, Any, TYPE_CHECKING
 
 import typer
 
-from flashrt_ros.cli import exits, output
+from flashrt_ros.cli import exchange, exits, output
 from flashrt_ros.cli.opening import default_directory, JsonOption
 from flashrt_ros.errors import FlashrtError, Storage
 
@@ -17,17 +17,24 @@ if TYPE_CHECKING:
     from flashrt_ros.capsule.header import Header
     from flashrt_ros.capsule.tiers import DiskTier
 
-app = typer.Typer(no_args_is_help=True, help='List, show, verify and remove capsule files.')
+app = typer.Typer(no_args_is_help=True,
+                  help='List, draw, show, verify, move and remove capsule files.')
 
 DirectoryOption = Annotated[str, typer.Option(
     '--directory', '-d', envvar='FLASHRT_CAPSULES', show_default='the XDG data home',
     help='Directory of capsule files.')]
 
 
-def _tier(directory: str) -> DiskTier:
+def open_directory(directory: str, create: bool = False) -> DiskTier:
+    """
+    Open the directory that a command was given, or the default one.
+
+    :param create: a directory that is not there will be made by whoever writes first.
+    :raises Storage: a directory that was named is none.
+    """
     from flashrt_ros.capsule.tiers import DiskTier
     path = Path(directory).expanduser() if directory else default_directory()
-    if directory and not path.is_dir():
+    if directory and not create and not path.is_dir():
         raise Storage(f'{os.fspath(path)!r} is no directory; name one with --directory, or let a '
                       'node save a capsule first.')
     return DiskTier(path)
@@ -46,7 +53,7 @@ def _document(header: Header, size: int) -> dict[str, Any]:
 @app.command('ls')
 def list_files(directory: DirectoryOption = '', as_json: JsonOption = False) -> int:
     """List the capsules of a directory; exit code 1 if a file there cannot be read."""
-    tier = _tier(directory)
+    tier = open_directory(directory)
     rows = [_document(header, size) for header, size in tier.headers()]
     problems = [{'file': path.name, 'reason': reason} for path, reason in tier.problems()]
     status = exits.FAILED if problems else exits.OK
@@ -80,7 +87,7 @@ def show(name: Annotated[str, typer.Argument(help='Name or id of a capsule.')],
          directory: DirectoryOption = '', as_json: JsonOption = False) -> int:
     """Show everything that the header of a capsule says; the payload is not read."""
     from flashrt_ros.capsule.codec import read_header
-    tier = _tier(directory)
+    tier = open_directory(directory)
     path = tier.path(tier.find(name))
     header = read_header(path)
     fingerprint = header.fingerprint
@@ -118,7 +125,7 @@ def verify(names: Annotated[list[str] | None, typer.Argument(
         directory: DirectoryOption = '', as_json: JsonOption = False) -> int:
     """Check header, sizes and the digest of every region; exit code 1 if a file fails."""
     from flashrt_ros.capsule import codec
-    tier = _tier(directory)
+    tier = open_directory(directory)
     results: list[dict[str, Any]] = []
     if not names:
         names = [header.name for header, _ in tier.headers()]
@@ -154,7 +161,7 @@ def verify(names: Annotated[list[str] | None, typer.Argument(
 def remove(names: Annotated[list[str], typer.Argument(help='Names or ids of capsules.')],
            directory: DirectoryOption = '', as_json: JsonOption = False) -> int:
     """Delete capsule files; if one of the names is unknown nothing is deleted."""
-    tier = _tier(directory)
+    tier = open_directory(directory)
     found = list(dict.fromkeys(tier.find(name) for name in names))
     removed: list[dict[str, Any]] = [
         {'name': name, 'bytes_freed': tier.remove(name)} for name in found]
@@ -165,3 +172,30 @@ def remove(names: Annotated[list[str], typer.Argument(help='Names or ids of caps
             output.people().print(f'removed [bold]{item["name"]}[/], '
                                   f'{output.megabytes(item["bytes_freed"])}')
     return exits.OK
+
+
+@app.command('tree')
+def tree(svg: Annotated[str, typer.Option('--svg', help='Also draw it into this file.')] = '',
+         directory: DirectoryOption = '', as_json: JsonOption = False) -> int:
+    """Show which capsule grew from which."""
+    return exchange.tree(directory, svg, as_json)
+
+
+@app.command('export')
+def export(name: Annotated[str, typer.Argument(help='Name or id of a capsule.')],
+           url: Annotated[str, typer.Argument(
+               help='Directory or file (*.capsule), as a path or any URL that fsspec opens.')],
+           overwrite: exchange.OverwriteOption = False, directory: DirectoryOption = '',
+           as_json: JsonOption = False) -> int:
+    """Copy a capsule somewhere else; every digest is checked first."""
+    return exchange.export(name, url, directory, overwrite, as_json)
+
+
+@app.command('import')
+def import_(url: Annotated[str, typer.Argument(
+        help='A capsule file, as a path or any URL that fsspec opens.')],
+        name: Annotated[str, typer.Option('--name', help='Another name for it here.')] = '',
+        overwrite: exchange.OverwriteOption = False, directory: DirectoryOption = '',
+        as_json: JsonOption = False) -> int:
+    """Fetch a capsule file; it gets its name only when every digest holds."""
+    return exchange.import_(url, name, directory, overwrite, as_json)
