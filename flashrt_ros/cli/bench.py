@@ -91,6 +91,38 @@ def capsule(
         'restore_lineage_ms': 'restore in family', 'fork_ms': 'fork', 'rollback_ms': 'rollback'})
 
 
+@app.command('store')
+def store(
+    position: Annotated[str, typer.Option(
+        help='Positions (folded tokens) to measure at.')] = '1024,4096,16384',
+    repeats: Annotated[int, typer.Option(min=1, help='Rounds for each position.')] = 20,
+    directory: Annotated[str, typer.Option(
+        help='Where the disk tier is measured; a temporary directory by default.')] = '',
+    model: ModelOption = 'embedded', dtype: DtypeOption = 'auto', device: DeviceOption = 'auto',
+    threads: ThreadsOption = 0, pool_mib: PoolOption = 512, seed: SeedOption = 1,
+    as_json: JsonOption = False,
+) -> int:
+    """Save and restore through each tier, beside memcpy, host copy, plain write and read."""
+    from pathlib import Path
+    import tempfile
+
+    from flashrt_ros.cli.benchmarks import store as measure
+    positions = _numbers(position, '--position', 1)
+    with tempfile.TemporaryDirectory(dir=directory or None) as place:
+        engine = open_engine(model, dtype=dtype, device=device, threads=threads, directory=place,
+                             context=_context(max(positions)), pool_bytes=pool_mib << 20,
+                             host_bytes=pool_mib << 20)
+        rows = [measure.row(engine, Path(place), where, repeats, seed) for where in positions]
+        return _report(engine, 'tiers, milliseconds (medians) and ratios to the raw medium', rows,
+                       as_json, seed, '', {
+                           'position': 'position', 'bytes': 'bytes',
+                           'restore_device_ms': 'restore', 'restore_device_over_raw': '/ memcpy',
+                           'restore_host_ms': 'from host', 'restore_host_over_raw': '/ copy',
+                           'down_disk_ms': 'to disk', 'down_disk_over_raw': '/ write',
+                           'restore_disk_ms': 'from disk', 'restore_disk_over_raw': '/ read',
+                           'restore_disk_cold_ms': 'cold', 'restore_disk_cold_over_raw': '/ read'})
+
+
 @app.command('decode')
 def decode(
     position: Annotated[str, typer.Option(

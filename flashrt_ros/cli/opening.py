@@ -37,9 +37,9 @@ def default_directory() -> Path:
 
 def open_engine(model: str, *, dtype: str = 'auto', device: str = 'auto', context: int = 8192,
                 pool_bytes: int = 256 << 20, directory: str = '', threads: int = 0,
-                max_sessions: int = 16) -> Engine:
+                max_sessions: int = 16, host_bytes: int = 0) -> Engine:
     """Load a model into an engine and say so on stderr; typed refusals pass through."""
     from flashrt_ros.engine import Engine, EngineConfig
     return Engine(EngineConfig(model=model, dtype=dtype, device=device, context=context,
                                pool_bytes=pool_bytes, directory=directory, threads=threads,
-                               max_sessions=max_sessions), progress=output.log)
+                               max_sessions=max_sessions, host_bytes=host_bytes), progress=output.log)

@@ -45,9 +45,11 @@ def steady_memory(engine: Engine, sizes: Sizes) -> Check:
         state.generate(engine, 2)
         engine.save(name='end', overwrite=True)
 
-    warm = max(20, sizes.cycles // 10)
-    for _ in range(warm):
+    warm, begun = 0, time.monotonic()
+    while warm < max(20, sizes.cycles // 10) and (
+            warm < 5 or time.monotonic() - begun < sizes.seconds / 5):
         cycle()
+        warm += 1
     _trim()
     where, free, tensors = addresses(engine), pool.free(), len(guard.reachable())
     seen = set(where)
