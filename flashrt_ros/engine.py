@@ -75,6 +75,9 @@ class Engine:
         device = choose_device(config.device, tell)
         if config.threads:
             torch.set_num_threads(config.threads)
+        if device == 'cuda':
+            from flashrt_ros.cuda import available
+            available.check_memory(config.model, config.dtype, config.context, config.pool_bytes)
         tell(f'loading model {config.model}')
         dtype = 'float32' if (config.dtype, device) == ('auto', 'cpu') else config.dtype
         self.model = load_model(config.model, dtype=dtype, device=device)
@@ -87,13 +90,8 @@ class Engine:
         self.text = Text.load(source) if source else Text.bytes_only(vocabulary)
         tell(f'allocating a context of {config.context} tokens')
         manifest = manifest_of(self.model, vocabulary)
-        if device == 'cuda':
-            from flashrt_ros.cuda import available
-            available.check_memory(self.model, manifest, config.context, config.pool_bytes)
-            check_memory(config.host_bytes)
-        else:
-            check_memory(manifest.storage_bytes(config.context) + config.pool_bytes
-                         + config.host_bytes)
+        on_host = manifest.storage_bytes(config.context) + config.pool_bytes
+        check_memory(config.host_bytes + (on_host if device == 'cpu' else 0))
         self.arena = Arena(manifest, config.context, device)
         self.plan = self._build_plan(self.arena)
         self.lineage = Lineage(self.arena, Pool(manifest, config.pool_bytes, device))

@@ -7,8 +7,13 @@ from typing import Any
 
 import torch
 
-from flashrt_ros.arena import Manifest
-from flashrt_ros.errors import Capacity, DeviceFault
+from flashrt_ros.errors import Capacity, DeviceFault, FlashrtError
+from flashrt_ros.models import DTYPES, FAMILIES
+from flashrt_ros.models.checkpoint import Checkpoint
+from flashrt_ros.models.config import Fields
+from flashrt_ros.models.locate import locate
+from flashrt_ros.models.model import Source
+from flashrt_ros.plan import manifest_of
 
 RESERVE = 512 << 20  # bytes for libraries, their workspaces and the graphs
 LEAST = (8, 0)  # compute capability: bfloat16 tensor cores and asynchronous copies
@@ -49,17 +54,26 @@ def require() -> None:
         raise DeviceFault(f'device cuda cannot be used: {reason}. Configure device cpu or auto.')
 
 
-def check_memory(model: Any, manifest: Manifest, context: int, pool: int) -> None:
+def check_memory(spec: str, dtype: str, context: int, pool: int) -> None:
     """
-    Refuse a context that does not fit beside weights that are loaded, naming one that would.
+    Refuse, before anything is loaded, what does not fit, naming a context that would.
+
+    What is wrong with the spec itself is left to the loader to say.
 
     :param pool: bytes of the capsule pool.
     :raises Capacity: with the context that fits.
     """
+    model = skeleton(spec, dtype)
+    if model is None:
+        return
+    from flashrt_ros.cuda.decode import check_sizes
     from flashrt_ros.cuda.plan import work_bytes
+    check_sizes(model)
+    manifest = manifest_of(model, model.config.vocab_size)
+    weights = model.parameters.nbytes
 
     def needed(tokens: int) -> int:
-        return manifest.storage_bytes(tokens) + pool + work_bytes(model, tokens)
+        return weights + manifest.storage_bytes(tokens) + pool + work_bytes(model, tokens)
 
     free = torch.cuda.mem_get_info()[0] - RESERVE
     if needed(context) <= free:
@@ -70,5 +84,27 @@ def check_memory(model: Any, manifest: Manifest, context: int, pool: int) -> Non
         low, high = (middle, high) if needed(middle) <= free else (low, middle)
     advice = f'a context of {low} tokens fits' if low else (
         'no context fits; choose a smaller model or a smaller capsules.device_bytes')
-    raise Capacity(f'a context of {context} tokens with its capsule pool needs {needed(context)} '
-                   f'bytes on the CUDA device and {max(0, free)} are free; {advice}.')
+    raise Capacity(
+        f'{spec} with a context of {context} tokens needs {needed(context)} bytes on the CUDA '
+        f'device ({weights} of weights, {pool} of capsule pool) and {max(0, free)} are free; '
+        f'{advice}.')
+
+
+def skeleton(spec: str, dtype: str) -> Any:
+    """Return a model without memory; None for a spec that the loader will refuse."""
+    try:
+        if spec.startswith('random:'):
+            name = spec.removeprefix('random:').partition('?')[0]
+            family = next(f for f in FAMILIES if name in f.presets)
+            config = family.config_class.from_fields(Fields(family.presets[name], where=spec))
+            declared = DTYPES[family.presets[name]['dtype']]
+            source = Source(spec)
+        else:
+            checkpoint = Checkpoint(locate(spec))
+            family = next(f for f in FAMILIES if checkpoint.model_type in f.model_types)
+            config = family.config_class.from_fields(checkpoint.fields)
+            declared = checkpoint.dtype()
+            source = Source(spec, checkpoint.directory, checkpoint.weight_files)
+    except (FlashrtError, StopIteration, KeyError):
+        return None
+    return family(config, DTYPES.get(dtype, declared), 'meta', source)
