@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
 from node_cases import code_of, running, start_long, until  # noqa: E402
+from rcl_interfaces.srv import GetParameters  # noqa: E402
 from rclpy.qos import DurabilityPolicy, QoSProfile  # noqa: E402
 
 from flashrt_ros.msg import CapsuleList, Token  # noqa: E402
@@ -28,6 +29,13 @@ def faulty(self, *arguments, **named):
         time.sleep(0.05)
     return step(self, *arguments, **named)
 plan.EagerPlan.step = faulty
+from flashrt_ros import engine
+load = engine.load_model
+def slow(*arguments, **named):
+    if pathlib.Path('slow').exists():
+        time.sleep(3.0)
+    return load(*arguments, **named)
+engine.load_model = slow
 """
 
 
@@ -119,7 +127,7 @@ def test_deactivate_under_a_hang_recovers_to_unconfigured(system):
     stream = start_long(client, session='a', tokens=1)
     (folder / 'hang').touch()
     time.sleep(0.2)
-    deactivating = client.call_async('change_state', _deactivate())
+    deactivating = client.call_async('change_state', _transition('deactivate'))
     until(deactivating.done, 30)
     assert code_of(lambda: stream.result(10)) in ('NOT_ACTIVE', 'DEVICE')
     (folder / 'hang').unlink()
@@ -131,7 +139,36 @@ def test_deactivate_under_a_hang_recovers_to_unconfigured(system):
     assert client.generate('x', session='b', max_tokens=2).result(20).error_code == 0
 
 
-def _deactivate():
+def test_everything_answers_while_configure_loads(system):
+    folder, _, peer = system
+    client = peer.client
+    for transition in {'active': ('deactivate', 'cleanup'), 'inactive': ('cleanup',)}.get(
+            client.lifecycle(), ()):
+        assert client.change_state(transition)
+    (folder / 'slow').touch()
+    loading = client.call_async('change_state', _transition('configure'))
+    slowest, asked = 0.0, 0
+    getter = peer.node.create_client(GetParameters, '/flashrt/get_parameters')
+    assert getter.wait_for_service(10)
+    deadline = time.monotonic() + 2.0  # of the three seconds that it takes
+    while time.monotonic() < deadline:
+        begin = time.monotonic()
+        future = getter.call_async(GetParameters.Request(names=['device']))
+        until(future.done)
+        assert code_of(client.list) == 'NOT_ACTIVE'
+        if time.monotonic() < deadline:
+            assert not client.change_state('activate')  # one transition at a time
+        slowest, asked = max(slowest, time.monotonic() - begin), asked + 1
+    assert asked > 3
+    (folder / 'slow').unlink()
+    until(loading.done)
+    assert loading.result().success
+    assert slowest < 2.0, f'three answers took {slowest:.1f} s'
+    assert client.lifecycle() == 'inactive'
+
+
+def _transition(name):
     from lifecycle_msgs.msg import Transition
     from lifecycle_msgs.srv import ChangeState
-    return ChangeState.Request(transition=Transition(id=Transition.TRANSITION_DEACTIVATE))
+    return ChangeState.Request(transition=Transition(
+        id=getattr(Transition, f'TRANSITION_{name.upper()}')))

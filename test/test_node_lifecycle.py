@@ -2,7 +2,6 @@
 
 from pathlib import Path
 import sys
-import time
 
 import pytest
 
@@ -11,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
 from node_cases import code_of, Peer, running, start_long, until  # noqa: E402
-from rcl_interfaces.srv import DescribeParameters, GetParameters, SetParameters  # noqa: E402
+from rcl_interfaces.srv import DescribeParameters, SetParameters  # noqa: E402
 from rclpy.parameter import Parameter  # noqa: E402
 from rclpy.qos import DurabilityPolicy, QoSProfile  # noqa: E402
 from std_msgs.msg import String  # noqa: E402
@@ -157,28 +156,6 @@ def test_deactivate_ends_goals_at_a_boundary(client):
     go(client, 'activate')
     following = client.generate(max_tokens=2).result(20)
     assert following.tokens_reused == result.position
-
-
-def test_parameters_are_answered_while_configure_loads(client, peer):
-    to_unconfigured(client)
-    loading = client.call_async('change_state', _transition('configure'))
-    slowest, asked = 0.0, 0
-    getter = peer.node.create_client(GetParameters, '/flashrt/get_parameters')
-    assert getter.wait_for_service(10)
-    while not loading.done():
-        begin = time.monotonic()
-        future = getter.call_async(GetParameters.Request(names=['device']))
-        until(future.done)
-        slowest, asked = max(slowest, time.monotonic() - begin), asked + 1
-    assert loading.result().success and asked > 1
-    assert slowest < 5.0, f'a parameter took {slowest:.1f} s'
-
-
-def _transition(name):
-    from lifecycle_msgs.msg import Transition
-    from lifecycle_msgs.srv import ChangeState
-    return ChangeState.Request(transition=Transition(
-        id=getattr(Transition, f'TRANSITION_{name.upper()}')))
 
 
 @pytest.mark.parametrize('name, value, words', [

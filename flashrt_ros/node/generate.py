@@ -61,19 +61,30 @@ class GenerateServer:
         self._goals = goals
         self._by_id: dict[bytes, Goal] = {}
         self._canceled_early: set[bytes] = set()
-        self.unsent = 0  # results that the executor has not set yet
+        self._arrival = 0.0
         self._server = _Server(
             node, Generate, '~/generate', execute_callback=self._never, callback_group=group,
-            goal_callback=lambda goal: GoalResponse.ACCEPT,
+            goal_callback=self._arrived,
             handle_accepted_callback=self._accepted, cancel_callback=self._cancel,
             feedback_pub_qos_profile=TOKENS_QOS, result_timeout=RESULT_KEPT)
         self._prompts = node.create_subscription(
             String, '~/prompt', self._prompted, TEXT_QOS, callback_group=group,
             qos_overriding_options=QoSOverridingOptions.with_default_policies())
 
+    @property
+    def unsent(self) -> int:
+        """Goals whose terminal state and result are not set yet."""
+        return len(self._by_id)
+
     def destroy(self) -> None:
         """Destroy the server before its node."""
         self._server.destroy()
+
+    def _arrived(self, request: Generate.Goal) -> GoalResponse:
+        # Before the client hears of it: what it does next must find the goal arrived. Goals come
+        # in one after the other, so `_accepted` is next.
+        self._arrival = time.monotonic()
+        return GoalResponse.ACCEPT
 
     def _accepted(self, handle: ServerGoalHandle) -> None:
         key = bytes(handle.goal_id.uuid)
@@ -81,9 +92,8 @@ class GenerateServer:
         def feedback(message: Token) -> None:
             handle.publish_feedback(Generate.Feedback(token=message))  # type: ignore[arg-type]
 
-        goal = Goal(handle.goal_id, feedback, partial(self._ended, handle))
+        goal = Goal(handle.goal_id, feedback, partial(self._ended, handle), self._arrival)
         self._by_id[key] = goal
-        self.unsent += 1
         try:
             handle.execute()
         except Exception:
@@ -142,7 +152,6 @@ class GenerateServer:
             return goal.result()
         finally:
             self._by_id.pop(bytes(handle.goal_id.uuid), None)
-            self.unsent -= 1
 
     def _canceling(self, handle: ServerGoalHandle, goal: Goal) -> bool:
         """
@@ -164,7 +173,8 @@ class GenerateServer:
             if not message.data:
                 self._node.get_logger().warning('An empty prompt on ~/prompt was ignored.')
                 return
-            goal = Goal(UUID(uuid=list(uuid.uuid4().bytes)), None, self._log)
+            goal = Goal(UUID(uuid=list(uuid.uuid4().bytes)), None, self._log,
+                        time.monotonic())
             self._submit(goal, Generate.Goal(prompt=message.data))
         except Exception as error:
             self._node.get_logger().error(f'A prompt was lost: {describe(error)}')

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # Accepted goals beyond this end with CAPACITY: a queue that only grows answers nobody in time.
 MAX_GOALS = 128
+_REASONS = {'CANCELED': Token.CANCELED, 'PREEMPTED': Token.PREEMPTED, 'TIMEOUT': Token.TIMEOUT}
+_ALL_CANCELED = 'All goals were canceled by a client.'
 
 
 class WatchedControl(Control):
@@ -58,14 +60,15 @@ class Goal:
     :param id: unique id, that of the action's goal where there is one.
     :param feedback: gets each Token message, on the publishing thread; None for none.
     :param on_end: called once, on the publishing thread, when the last message is out.
+    :param accepted: when it arrived, on the steady clock.
     """
 
     def __init__(self, id: UUID, feedback: Callable[[Token], None] | None,
-                 on_end: Callable[[Goal], None]) -> None:
+                 on_end: Callable[[Goal], None], accepted: float) -> None:
         self.id = id
         self.feedback = feedback
         self.on_end = on_end
-        self.accepted = time.monotonic()
+        self.accepted = accepted
         self.session = ''
         self.control: WatchedControl | None = None
         self.future: WorkerFuture | None = None
@@ -111,6 +114,8 @@ class Goals:
         self._open: dict[bytes, Goal] = {}
         self._idle = threading.Condition(self._lock)
         self._waiters: list[tuple[str, Reply[None]]] = []
+        self._refusal: FlashrtError | None = None
+        self._canceled_at = 0.0
 
     def submit(self, goal: Goal, worker: Worker, request: GenerateRequest, *, timeout: float,
                on_busy: int) -> None:
@@ -124,6 +129,10 @@ class Goals:
         if on_busy == Generate.Goal.PREEMPT:
             self.preempt(request.session)
         with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
+            if goal.accepted <= self._canceled_at:
+                raise Canceled(_ALL_CANCELED)  # it was on its way in when all were canceled
             if on_busy == Generate.Goal.REJECT and self._open:
                 other = next(iter(self._open.values())).session
                 raise Busy(f'A goal in session {other!r} is generating: cancel it, or send this '
@@ -150,7 +159,7 @@ class Goals:
             if goal.ended:
                 return
             goal.ended = True
-        self._close(goal, error, Token.ERROR, None)
+        self._close(goal, error, _REASONS.get(getattr(error, 'code', ''), Token.ERROR), None)
 
     def end(self, goal: Goal, reason: FinishReason, why: FlashrtError) -> None:
         """
@@ -174,14 +183,26 @@ class Goals:
         goal.canceled_by_client = True
         self.end(goal, FinishReason.CANCELED, Canceled('The goal was canceled by a client.'))
 
+    def open(self) -> None:
+        """Take goals."""
+        with self._lock:
+            self._refusal = None
+
+    def close(self, why: FlashrtError) -> None:
+        """Let all open goals end and refuse those that come, until `open`."""
+        with self._lock:
+            self._refusal = why
+        self.cancel_all(why)
+
     def cancel_all(self, why: FlashrtError | None = None) -> int:
         """Let all open goals end; return how many were told to."""
         with self._lock:
+            self._canceled_at = time.monotonic()
             goals = [goal for goal in self._open.values() if goal.why is None]
         # Backwards, so that no waiting goal gets its turn while its elders end.
         for goal in reversed(goals):
             self.end(goal, FinishReason.CANCELED,
-                     why or Canceled('All goals were canceled by a client.'))
+                     why or Canceled(_ALL_CANCELED))
         return len(goals)
 
     def preempt(self, session: str) -> None:
@@ -270,9 +291,7 @@ class Goals:
             goal.ended = True
         if future.cancelled():
             why = goal.why or NotActive('The node stopped serving before the goal had its turn.')
-            names = {'CANCELED': Token.CANCELED, 'PREEMPTED': Token.PREEMPTED,
-                     'TIMEOUT': Token.TIMEOUT}
-            self._close(goal, why, names.get(why.code, Token.CANCELED), None)
+            self._close(goal, why, _REASONS.get(why.code, Token.CANCELED), None)
             return
         error = future.exception()
         if error is not None:

@@ -131,6 +131,7 @@ class CapsuleNode(LifecycleNodeMixin, Node):
                 raise NotActive('There is no model: clean up and configure again.')
             self.statistics.reset()
             self.diagnostics.mark()
+            self.goals.open()
             self._active = True
             self._enter('active')
             return SUCCESS
@@ -195,7 +196,7 @@ class CapsuleNode(LifecycleNodeMixin, Node):
     def end_goals(self, why: str) -> bool:
         """Refuse new goals and end the open ones; return whether all ended in time."""
         self._active = False
-        self.goals.cancel_all(NotActive(
+        self.goals.close(NotActive(
             f'{why} while the goal was open: send it again when the node is active.'))
         return self.goals.wait_empty(self.parameters['timeouts.cancel'])
 
