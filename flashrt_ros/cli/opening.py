@@ -42,4 +42,5 @@ def open_engine(model: str, *, dtype: str = 'auto', device: str = 'auto', contex
     from flashrt_ros.engine import Engine, EngineConfig
     return Engine(EngineConfig(model=model, dtype=dtype, device=device, context=context,
                                pool_bytes=pool_bytes, directory=directory, threads=threads,
-                               max_sessions=max_sessions, host_bytes=host_bytes), progress=output.log)
+                               max_sessions=max_sessions, host_bytes=host_bytes),
+                  progress=output.log)

@@ -21,6 +21,8 @@ def row(engine: Engine, position: int, repeats: int, seed: int) -> dict[str, Any
 
     A *full* restore or save finds not one row in common (the arena says that row 0 was written);
     one in the *lineage* follows a few tokens that were generated from the same capsule.
+    ``restore_copies`` is the part of a full restore that moves bytes, without names, sessions and
+    the answer.
     """
     from flashrt_ros.engine import GenerateRequest
     engine.reset()
@@ -29,7 +31,8 @@ def row(engine: Engine, position: int, repeats: int, seed: int) -> dict[str, Any
     size = engine.save(name='base', overwrite=True).info.bytes
     source = torch.ones(size, dtype=torch.uint8, device=engine.arena.device)
     target = torch.zeros_like(source)
-    names = ('save', 'restore_full', 'restore_lineage', 'fork', 'rollback', 'memcpy')
+    names = ('save', 'restore_full', 'restore_copies', 'restore_lineage', 'fork', 'rollback',
+             'memcpy')
     samples = {name: Samples() for name in names}
     copied: dict[str, int] = {}
 
@@ -70,6 +73,11 @@ def row(engine: Engine, position: int, repeats: int, seed: int) -> dict[str, Any
         engine.arena.will_write(0)
         measure('save', save)
         measure('memcpy', memcpy)
+        frozen, _ = engine.lineage.save()
+        engine.arena.will_write(0)
+        measure('restore_copies', lambda frozen=frozen: engine.lineage.restore(frozen))
+        measure('memcpy', memcpy)
+        engine.lineage.pool.release(frozen)
     engine.drop('full')
     engine.drop('base')
     return _document(position, size, samples, copied)
@@ -81,6 +89,7 @@ def _document(position: int, size: int, samples: dict[str, Samples],
     document.update({f'{name}_ms': round(values.median, 4) for name, values in samples.items()})
     memcpy = samples['memcpy'].median
     document['full_over_memcpy'] = round(samples['restore_full'].median / memcpy, 3)
+    document['copies_over_memcpy'] = round(samples['restore_copies'].median / memcpy, 3)
     document['save_over_memcpy'] = round(samples['save'].median / memcpy, 3)
     for name, values in samples.items():
         document.update(values.document(name))
