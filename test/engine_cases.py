@@ -1,5 +1,6 @@
 """What the engine tests share: a small model, seeded ids, digests of the live state."""
 
+import os
 import random
 
 from blake3 import blake3
@@ -8,10 +9,12 @@ import torch
 from flashrt_ros.engine import Engine, EngineConfig, GenerateRequest
 
 TINY = 'random:tiny'
+DEVICE = os.environ.get('FLASHRT_TEST_DEVICE', 'cpu')  # pytest --device
 
 
 def build(**options) -> Engine:
-    settings = {'model': TINY, 'context': 2048, 'pool_bytes': 32 << 20, 'threads': 1, **options}
+    settings = {'model': TINY, 'context': 2048, 'pool_bytes': 32 << 20, 'threads': 1,
+                'device': DEVICE, **options}
     return Engine(EngineConfig(**settings))
 
 
@@ -25,7 +28,7 @@ def digest(engine: Engine) -> str:
     """Digest of every live byte: fixed block and live rows."""
     total = blake3()
     for part in engine.arena.live_bytes():
-        total.update(part.contiguous().numpy())
+        total.update(part.contiguous().cpu().numpy())
     return total.hexdigest()
 
 

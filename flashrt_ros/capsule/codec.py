@@ -302,6 +302,7 @@ def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint |
 
         with suppress(OSError):  # a hint
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)  # the disk works while we hash
         _stream(fd, header, regions, target)
         if regions[-1].name == PADDING:
             _scatter(fixed, manifest, padding)

@@ -8,7 +8,7 @@ directories, which are faster and safer (locks, links, fsync).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 import os
@@ -18,6 +18,8 @@ import secrets
 import tempfile
 import threading
 from typing import Any
+
+import torch
 
 from flashrt_ros.arena import Manifest
 from flashrt_ros.capsule import codec, faults
@@ -123,12 +125,14 @@ class UrlTier:
                 raise
 
     def get(self, name_or_id: str, manifest: Manifest, fingerprint: Fingerprint | None = None, *,
-            capacity: int | None = None) -> Image:
+            capacity: int | None = None,
+            allocate: Callable[[int], torch.Tensor] | None = None) -> Image:
         """Read and check a capsule; see :meth:`DiskTier.get`."""
         name = self.find(name_or_id)
         with _spool() as file:
             self.receive(name, file)
-            image = codec.read(file, manifest, fingerprint, capacity=capacity)
+            image = codec.read(file, manifest, fingerprint, capacity=capacity,
+                               allocate=allocate)
             image.header = replace(image.header, name=name)
             return image
 

@@ -16,7 +16,9 @@ import time
 from typing import TypeVar
 
 import numpy as np
+import torch
 
+from flashrt_ros.arena import Rows
 from flashrt_ros.capsule import faults
 from flashrt_ros.capsule.capsule import Capsule
 from flashrt_ros.capsule.codec import Image
@@ -26,7 +28,7 @@ from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Frozen, PAGE, Pages, pages_for, Pool, PoolFull
 from flashrt_ros.capsule.room import choose
 from flashrt_ros.capsule.tiers import Tier
-from flashrt_ros.capsule.transfer import bring, Place, spans
+from flashrt_ros.capsule.transfer import bring, Place, spans, wait_for
 from flashrt_ros.errors import Capacity, Corrupt, NameExists, UnknownCapsule
 
 T = TypeVar('T')
@@ -54,6 +56,7 @@ class Tiers:
         self.light: Callable[[], list[tuple[Shed, int]]] = list
         self._capsules: OrderedDict[str, Capsule] = OrderedDict()  # by name, oldest use first
         self._lock = threading.RLock()  # the table: the writer takes entries out too
+        self._stage: torch.Tensor | None = None
         self.files = Files(disk, fingerprint, self) if disk is not None else None
 
     def capsules(self) -> list[Capsule]:
@@ -228,7 +231,7 @@ class Tiers:
             raise UnknownCapsule(f'capsule {capsule.name!r} was dropped; save it again.')
         try:
             image = self.disk.get(capsule.name, self.pool.manifest, self.fingerprint,
-                                  capacity=self.capacity)
+                                  capacity=self.capacity, allocate=self._staging)
         except UnknownCapsule:
             self.gone(capsule)
             raise
@@ -236,6 +239,19 @@ class Tiers:
             raise Corrupt(f'the file of capsule {capsule.name!r} was replaced by another one; '
                           'list the capsules again.')
         return image
+
+    def _staging(self, size: int) -> torch.Tensor:
+        """
+        Return host memory for the rows of one capsule, the same each time.
+
+        Fresh memory costs more than reading into it. The arena bounds it; on CUDA it is pinned,
+        and since the upload before has been waited for, nobody reads from it any more.
+        """
+        if self._stage is None or self._stage.numel() < size:
+            size = Rows.bytes_for(self.pool.manifest, self.capacity)
+            self._stage = torch.empty(size, dtype=torch.uint8,
+                                      pin_memory=self.pool.blocks.is_cuda)
+        return self._stage
 
     def _upload(self, capsule: Capsule, image: Image) -> Frozen:
         position = image.header.position
@@ -250,6 +266,7 @@ class Tiers:
                 faults.point('tier.rows')
                 rows = min(count * PAGE, position - first * PAGE)
                 self.pool.rows.copy_from(image.block, first * PAGE, second * PAGE, rows)
+            wait_for(self.pool)  # the staging memory is free for the next one
             known = pages.copy()
             if position % PAGE:
                 known[-1] = 0  # only as full as this capsule needs it: no page of that uid

@@ -8,6 +8,7 @@ budget; who leaves to make room is the store's decision (``files``), which knows
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 import os
 from pathlib import Path
@@ -15,6 +16,8 @@ import stat
 import threading
 import time
 from typing import Protocol
+
+import torch
 
 from flashrt_ros.arena import Manifest
 from flashrt_ros.capsule import codec, faults
@@ -36,8 +39,9 @@ class Tier(Protocol):
         """Keep ``image`` under its name; return the bytes it takes."""
 
     def get(self, name_or_id: str, manifest: Manifest,
-            fingerprint: Fingerprint | None = None, *, capacity: int | None = None) -> Image:
-        """Return a checked image."""
+            fingerprint: Fingerprint | None = None, *, capacity: int | None = None,
+            allocate: Callable[[int], torch.Tensor] | None = None) -> Image:
+        """Return a checked image; ``allocate`` as for :func:`codec.read`."""
 
     def headers(self) -> list[tuple[Header, int]]:
         """List what is there, with sizes in bytes."""
@@ -158,14 +162,16 @@ class DiskTier:
         return sorted(found, key=lambda item: item[0])
 
     def get(self, name_or_id: str, manifest: Manifest, fingerprint: Fingerprint | None = None, *,
-            capacity: int | None = None) -> Image:
+            capacity: int | None = None,
+            allocate: Callable[[int], torch.Tensor] | None = None) -> Image:
         """
         Read and check a capsule by name or, where no file has that name, by id.
 
         :raises UnknownCapsule: there is none. Otherwise as :func:`codec.read`.
         """
         name = self.find(name_or_id)
-        image = codec.read(self.path(name), manifest, fingerprint, capacity=capacity)
+        image = codec.read(self.path(name), manifest, fingerprint, capacity=capacity,
+                           allocate=allocate)
         image.header = replace(image.header, name=name)
         return image
 

@@ -119,4 +119,10 @@ def copy_rows(source: Rows, row: int, target: Rows, to: int, count: int) -> int:
 def settle(source: Pool, target: Pool) -> None:
     """Wait for copies that came down from a device: the CPU may read them next."""
     if source.blocks.is_cuda and not target.blocks.is_cuda:
-        torch.cuda.current_stream(source.blocks.device).synchronize()
+        wait_for(source)
+
+
+def wait_for(pool: Pool) -> None:
+    """Wait until the copies queued for a pool are done."""
+    if pool.blocks.is_cuda:
+        torch.cuda.current_stream(pool.blocks.device).synchronize()
