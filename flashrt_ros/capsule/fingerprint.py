@@ -10,6 +10,7 @@ promised to be bit-exact (device kind, sources of the kernels, library versions,
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 import importlib.metadata
 from pathlib import Path
 import platform
@@ -54,7 +55,7 @@ class Fingerprint:
         """Short hexadecimal name of the hard part: equal means that capsules may be exchanged."""
         return self.hard_digest[:16]
 
-    @property
+    @cached_property  # every answer about a capsule names it
     def hard_digest(self) -> str:
         """blake3 of the hard part, 64 hexadecimal digits."""
         return _digest(self.hard)
