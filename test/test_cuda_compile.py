@@ -38,8 +38,8 @@ def installed() -> bool:
         return False
 
 
-@pytest.mark.parametrize('arch', ARCHITECTURES)
-@pytest.mark.parametrize('element', [16, 32])
+@pytest.mark.parametrize(('arch', 'element'), [
+    *((arch, 16) for arch in ARCHITECTURES), ('sm_87', 32), ('sm_120', 32)])
 def test_every_source_compiles(arch, element, tmp_path):
     if not installed():
         pytest.skip('the NVRTC library is not installed: pip install nvidia-cuda-nvrtc')

@@ -12,6 +12,7 @@ from flashrt_ros.arena import Arena, Buffer, Manifest, Role
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Pool
 from flashrt_ros.models import load_model
+from flashrt_ros.models.qwen3_5 import Qwen35
 from flashrt_ros.plan import EagerPlan, manifest_of
 
 pytestmark = pytest.mark.skipif(not shutil.which('g++'), reason='the emulated device needs g++')
@@ -81,6 +82,19 @@ def test_folding_in_bfloat16_is_no_worse_than_the_plain_form(monkeypatch):
         allowed = differences(plain, reference)
         for name, distance in differences(plan, reference).items():
             assert distance <= 1.3 * allowed[name] + 2e-3, name
+
+
+def test_heads_of_the_published_size_agree_with_the_reference(monkeypatch):
+    """Heads of 128 and 256 and three query heads over one, two layers deep."""
+    monkeypatch.setitem(Qwen35.presets, 'wide', {
+        **Qwen35.presets['tiny'], 'num_hidden_layers': 2, 'linear_num_key_heads': 1,
+        'linear_num_value_heads': 2, 'linear_key_head_dim': 128, 'linear_value_head_dim': 128,
+        'num_key_value_heads': 1, 'num_attention_heads': 3, 'head_dim': 256})
+    plan, reference = plans(monkeypatch, 'float32', 'random:wide')
+    for count in (1, 20, 120, 1):
+        for each in (plan, reference):
+            each.append([(7 * i) % 512 for i in range(count)])
+        close(plan, reference, 2e-5)
 
 
 def test_steps_agree_with_the_reference(monkeypatch):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 from flashrt_ros.errors import DeviceFault
 
@@ -76,8 +77,8 @@ def compile_source(name: str, defines: Mapping[str, int | str], arch: str,
     return code
 
 
-def _compile(nvrtc: object, name: str, text: str, options: list[str]) -> bytes:
-    def checked(result: tuple) -> object:
+def _compile(nvrtc: Any, name: str, text: str, options: list[str]) -> bytes:
+    def checked(result: tuple) -> Any:
         if int(result[0]):
             raise DeviceFault(f'NVRTC failed on {name}: {nvrtc.nvrtcGetErrorString(result[0])[1]}')
         return result[1] if len(result) == 2 else None

@@ -23,8 +23,9 @@ from flashrt_ros.models.layers.delta_net import GatedDeltaNet
 from flashrt_ros.models.layers.mlp import GatedMLP
 
 SPLIT = 128  # rows of a block of the attention: fixed, so that bits depend on the position only
-#: bytes of the products to come that are asked for while the memory would idle
-AHEAD = 24 << 20
+#: bytes of the products to come that are asked for while the memory would idle; none until a
+#: device has shown what is best (`tools/gpu/check.py --sections ahead`)
+AHEAD = 0
 NOTHING = (None, ctypes.c_int64(0))
 PLAIN, NORMED, GATED = 0, 1, 2
 STORE, RESIDUAL, CONV, SWIGLU, LOGITS = 0, 1, 2, 3, 4
@@ -192,7 +193,7 @@ class Decode:
                    'EPILOGUE': epilogue}
         if prologue == GATED:
             defines['HEAD'] = head
-        if epilogue == CONV:
+        if epilogue == CONV and taps is not None:
             defines.update(CHANNELS=taps.shape[1], TAPS=taps.shape[0])
         kernel = self.tools.kernel('gemv.cu', 'gemv', **defines)
         tasks = -(-rows // together)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,7 +117,8 @@ class Launch:
             check(status, f'launching {self.kernel.name}')
 
 
-def _packed(value: object) -> ctypes._SimpleCData | ctypes.Structure:
+def _packed(value: Any) -> Any:
+    """Return an argument as the driver takes it: something with an address of its own."""
     if isinstance(value, Tensor):
         return ctypes.c_void_p(value.data_ptr())
     if value is None:

@@ -131,7 +131,7 @@ class Prefill:
     def _launch(self, source: str, name: str, grid: tuple[int, ...], block: int, args: tuple,
                 shared: int = 0, **defines: int) -> None:
         kernel = self.tools.kernel(source, name, **defines)
-        self.ops.append(Launch(kernel, grid, block, args, shared, chained=False))
+        self.ops.append(Launch(kernel, grid, block, args, shared))
 
     def _product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         turned = weight.t()

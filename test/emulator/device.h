@@ -1,7 +1,9 @@
 // Just enough of a CUDA device to run our kernels on a CPU, thread by thread, for tests.
 //
-// Every thread of a block is a fiber; barriers and warp collectives switch between them. Blocks
-// run one after another, so a kernel whose blocks meet must be compiled for one block.
+// Every thread of a block is a fiber; barriers and warp collectives switch between them. Which
+// fiber runs next is drawn at random, so that a missing barrier shows; a collective also yields
+// before and after. Blocks run one after another in random order, so a kernel whose blocks meet
+// must be compiled for one block.
 #include <ucontext.h>
 
 #include <algorithm>
@@ -11,6 +13,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <random>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -41,6 +44,7 @@ static Fiber* self;
 static dim3 block_id, grid, block;
 static std::function<void()> body;
 static char* dynamic;
+static std::mt19937 chance{(unsigned)std::random_device{}()};
 static uint64_t lanes[64][32][8];  // what the lanes of a warp show each other
 
 static void stop(State state) {
@@ -64,10 +68,13 @@ static void run_block() {
         f.state = FIBER_RUNS;
         makecontext(&f.context, enter, 0);
     }
+    std::vector<int> order(fibers.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = (int)i;
     for (;;) {
         bool moved = false, all_done = true, all_wait = true;
-        for (auto& f : fibers)
-            if (f.state == FIBER_RUNS) {
+        std::shuffle(order.begin(), order.end(), chance);
+        for (int index : order)
+            if (Fiber& f = fibers[index]; f.state == FIBER_RUNS) {
                 self = &f;
                 swapcontext(&home, &f.context);
                 moved = true;
@@ -104,13 +111,14 @@ static void launch(std::function<void()> f, int gx, int gy, int gz, int threads,
         fibers[i].stack.resize(64 << 10);
     }
     dynamic = (char*)aligned_alloc(256, (shared + 511) / 256 * 256);
-    for (int z = 0; z < gz; ++z)
-        for (int y = 0; y < gy; ++y)
-            for (int x = 0; x < gx; ++x) {
-                memset(dynamic, 0xff, shared);  // NaN: nothing may be read before it is written
-                block_id = {x, y, z};
-                run_block();
-            }
+    std::vector<int> blocks(gx * gy * gz);
+    for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = (int)i;
+    std::shuffle(blocks.begin(), blocks.end(), chance);
+    for (int i : blocks) {
+        memset(dynamic, 0xff, shared);  // NaN: nothing may be read before it is written
+        block_id = {i % gx, i / gx % gy, i / gx / gy};
+        run_block();
+    }
     free(dynamic);
 }
 

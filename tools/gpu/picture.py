@@ -44,7 +44,7 @@ def draw(results: dict) -> str:
         y += 24
     return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{y}" '
             'font-family="sans-serif" font-size="13">'
-            f'<rect width="{WIDTH}" height="{y}" fill="white"/>\n' + '\n'.join(lines) + '\n</svg>\n')
+            f'<rect width="{WIDTH}" height="{y}" fill="white"/>\n{chr(10).join(lines)}\n</svg>\n')
 
 
 if __name__ == '__main__':

@@ -54,7 +54,7 @@ attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, cons
               (i64)gridDim.x * gridDim.y * 256);
     const int at = (int)*position, length = at + 1;  // nothing in this fold has moved it yet
     const int first = blockIdx.x * SPLIT;
-    if (first >= length) return;
+    if (first >= length) return;  // block 0 always stays, and waits for all
     const int rows = min(SPLIT, length - first);
     const int part = lane % LANES, sub = lane / LANES;
     uint4 raw[TURNS][PER_LANE];

@@ -8,6 +8,8 @@
 extern "C" __global__ void __launch_bounds__(256)
 embed_rows(const int* ids, const i64* count, const i64* position, const elem* table, float* x,
            int* tokens) {
+    start_next();
+    wait_inputs();
     const int t = blockIdx.x;
     const bool live = t < *count;
     if (live && threadIdx.x == 0) tokens[*position + t] = ids[t];
@@ -24,6 +26,8 @@ norm_rows(float* __restrict__ x, const elem* __restrict__ delta, const float* __
     float* row = x + (i64)blockIdx.x * HIDDEN;
     float4 y[EACH];
     float sum = 0.0f;
+    start_next();
+    wait_inputs();
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
         const int i = (e * 256 + threadIdx.x) * 4;
@@ -73,6 +77,8 @@ norm_rows(float* __restrict__ x, const elem* __restrict__ delta, const float* __
 // out[t][i] = silu(mixed[t][i]) * mixed[t][MLP + i]
 extern "C" __global__ void __launch_bounds__(256)
 swiglu_rows(const elem* mixed, elem* out) {
+    start_next();
+    wait_inputs();
     const elem* row = mixed + (i64)blockIdx.y * 2 * MLP;
     const int i = (blockIdx.x * 256 + threadIdx.x) * VEC;
     if (i >= MLP) return;
@@ -95,6 +101,8 @@ swiglu_rows(const elem* mixed, elem* out) {
 extern "C" __global__ void __launch_bounds__(256)
 conv_rows(const elem* __restrict__ mixed, const i64* count, elem* window,
           const float* __restrict__ taps, float* __restrict__ out) {
+    start_next();
+    wait_inputs();
     const int c = blockIdx.x * 256 + threadIdx.x, first = blockIdx.y * SEGMENT;
     const int live = (int)*count;
     if (c >= CHANNELS || first >= live) return;
@@ -141,14 +149,14 @@ delta_rows(const float* __restrict__ conv, const elem* __restrict__ mixed, const
     __shared__ float4 qs[BLOCK][DK / 4], ks[BLOCK][DK / 4];
     __shared__ float vs[BLOCK][DVS];
     __shared__ float decays[BLOCK], betas[BLOCK], both[BLOCK];
-    const int live = (int)*count, head = blockIdx.y, tid = threadIdx.x;
-    if (!live) return;
+    const int head = blockIdx.y, tid = threadIdx.x;
     const int lane = tid % 32, warp = tid / 32, part = lane % 8;
+    start_next();
     const int column = warp * 8 + lane / 8 * 2;  // and the next one, of this block
     const int key_head = head / (HV / HK);
     const float bias = dt_bias[head], rate = neg_a[head], scale = rsqrtf((float)DK);
     float* mine = state + (i64)head * DK * DV + blockIdx.x * DVS + column;
-    float2 s[LINES][4];
+    float2 s[LINES][4];  // this kernel alone writes this state within a graph: no need to wait
 #pragma unroll
     for (int l = 0; l < LINES; ++l)
 #pragma unroll
@@ -156,6 +164,9 @@ delta_rows(const float* __restrict__ conv, const elem* __restrict__ mixed, const
             const int k = (l * 8 + part) * 4 + i;
             s[l][i] = k < DK ? *(const float2*)(mine + (i64)k * DV) : make_float2(0, 0);
         }
+    wait_inputs();
+    const int live = (int)*count;
+    if (!live) return;
     float q[TURNS][LINES], k[TURNS][LINES], v[TURNS], a[TURNS], b[TURNS];  // the next tokens
     constexpr int EACH = LINES;  // values of a key row of a lane
     auto fetch = [&](int base) {
@@ -261,6 +272,8 @@ delta_rows(const float* __restrict__ conv, const elem* __restrict__ mixed, const
 extern "C" __global__ void __launch_bounds__(256)
 gate_rows(const float* x, const elem* mixed, const i64* count, const float* norm, float eps,
           elem* out) {
+    start_next();
+    wait_inputs();
     const int lane = threadIdx.x % 32, head = blockIdx.x * 8 + threadIdx.x / 32;
     const i64 t = blockIdx.y;
     if (head >= HV) return;

@@ -11,6 +11,8 @@
 extern "C" __global__ void __launch_bounds__(256)
 qk_rows(const elem* mixed, const i64* count, const i64* position, const float* qk_norm, float eps,
         const float* cosine, const float* sine, elem* q, elem* k_rows, elem* v_rows) {
+    start_next();
+    wait_inputs();
     const int lane = threadIdx.x % 32, head = blockIdx.x * 8 + threadIdx.x / 32;
     const int t = blockIdx.y;
     if (head >= HK * (GROUP + 1) || t >= *count) return;
@@ -87,6 +89,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     elem* qs = (elem*)shared;
     elem* ks = qs + TILE * PITCH;
     elem* vs = ks + TILE * PITCH;
+    start_next();
+    wait_inputs();
     const int kv = blockIdx.y, first = blockIdx.x * TILE, live = (int)*count;
     if (first >= live * GROUP) return;
     const i64 at = *position;
@@ -207,6 +211,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     float* ks = qs + TILE * D;             // [KEYS][D + 1]
     float* vs = ks + KEYS * (D + 1);       // [KEYS][D]
     float* s = vs + KEYS * D;              // [TILE][KEYS + 1]
+    start_next();
+    wait_inputs();
     const int kv = blockIdx.y, first = blockIdx.x * TILE, live = (int)*count;
     if (first >= live * GROUP) return;
     const i64 at = *position;
@@ -271,6 +277,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
 extern "C" __global__ void __launch_bounds__(128)
 join_rows(const float* partial, const float* marks, const elem* mixed, const i64* count,
           const i64* position, elem* out) {
+    start_next();
+    wait_inputs();
     const int head = blockIdx.x, t = blockIdx.y;
     elem* to = out + ((i64)t * HK * GROUP + head) * D;
     if (t >= *count) {  // never computed: keep the product behind it finite

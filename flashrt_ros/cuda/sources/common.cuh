@@ -83,7 +83,9 @@ DEVICE float silu(float x) { return x / (1.0f + __expf(-x)); }
 DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 // Programmatic dependent launch: the next kernel may start, and this one waits for its inputs.
-// What lies before wait_inputs() may read nothing that an earlier kernel of the graph writes.
+// What lies before wait_inputs() may read nothing that an earlier kernel of the graph writes. Every
+// kernel of a graph waits, also where it has nothing to do: the next one relies on that it ends
+// after everything before it.
 DEVICE void start_next() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
