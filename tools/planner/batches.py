@@ -6,7 +6,7 @@ import multiprocessing as mp
 import random
 
 import numpy as np
-from corpus import conversation, sample
+from corpus import REFUSED, conversation, sample
 from tokenizer import encode
 from tokenizers import Tokenizer
 
@@ -38,29 +38,34 @@ def pack(conversations, tokenizer, size: int, other_weight: float = 0.0, fill: b
             'longest': max(lengths)}
 
 
-def train_batch(seed: int, index: int, total: int, size: int, tokenizer) -> dict:
-    """Return batch `index` of `total`; scenes grow and the loss on other text fades with progress."""
-    progress = index / total
+def train_batch(seed: int, index: int, total: int, size: int, tokenizer, begin: float = 0.0) -> dict:
+    """
+    Return batch `index` of `total`; scenes grow and the loss on other text fades with progress.
+
+    `begin` is the progress to start from: 1 for a model that is trained already.
+    """
+    progress = begin + (1 - begin) * index / total
     rng = random.Random(f'{seed}:{index}')
     other = max(0.0, 0.15 * (1 - progress / 0.4))
     return pack(iter(lambda: sample(rng, 'train', progress), None), tokenizer, size, other)
 
 
-def _work(queue, worker, workers, seed, total, size, tokenizer_path):
+def _work(queue, worker, workers, seed, total, size, tokenizer_path, begin):
     tokenizer = Tokenizer.from_file(tokenizer_path)
     for index in range(worker, total, workers):
-        queue.put(train_batch(seed, index, total, size, tokenizer))
+        queue.put(train_batch(seed, index, total, size, tokenizer, begin))
 
 
 class Feed:
     """Yield the batches in order while worker processes stay a few ahead."""
 
-    def __init__(self, tokenizer_path: str, seed: int, total: int, size: int, workers: int):
+    def __init__(self, tokenizer_path: str, seed: int, total: int, size: int, workers: int,
+                 begin: float = 0.0):
         context = mp.get_context('fork')
         self.queues = [context.Queue(maxsize=6) for _ in range(workers)]
         self.total = total
         self.processes = [context.Process(target=_work, daemon=True, args=(
-            q, i, workers, seed, total, size, tokenizer_path)) for i, q in enumerate(self.queues)]
+            q, i, workers, seed, total, size, tokenizer_path, begin)) for i, q in enumerate(self.queues)]
         for process in self.processes:
             process.start()
 
@@ -75,10 +80,9 @@ class Feed:
 
 EVALUATIONS = {
     # name: (conversations, size, turns, wanted kinds of the last turn; None: any)
-    'single': (1200, None, 1, None),
-    'multi_turn': (300, None, 4, None),
-    'refusal': (400, None, 1, ('absent', 'ambiguous', 'no_place', 'no_person', 'already', 'gripper',
-                               'heavy', 'empty', 'full', 'battery')),
+    'instruction': (1200, None, 1, ('ok', *REFUSED)),
+    'multi_turn': (300, None, 3, None),
+    'refusal': (400, None, 1, REFUSED),
     'question': (300, None, 1, ('question',)),
     'long_scene': (200, 'huge', 2, None),
 }

@@ -2,8 +2,8 @@
 
     python tools/planner/evaluate.py --model flashrt_ros/assets/planner --out tools/planner/RESULTS.json
 
-Runs on a CPU through transformers; any other runtime is measured by passing `evaluate` a function that
-maps the ids of a prompt to the ids of its greedy answer. A conversation goes on with the answers the
+Runs on a CPU through this package's engine, or through transformers; any other runtime is measured by
+passing `evaluate` a function that maps the ids of a prompt to the ids of its greedy answer. A conversation goes on with the answers the
 model itself gave. An answer counts only when every character of it is right and it ended by itself.
 """
 
@@ -24,6 +24,27 @@ from tokenizer import TURN_END, TURN_START
 from tokenizers import Tokenizer
 
 MAX_NEW_TOKENS = 200
+
+
+class GreedyEngine:
+    """Greedy decoding with this package's engine; a prompt that only grew is appended to."""
+
+    def __init__(self, path: Path, threads: int):
+        from flashrt_ros.engine import Engine, EngineConfig, GenerateRequest
+
+        self.request = GenerateRequest
+        self.engine = Engine(EngineConfig(model=str(path), context=8192, pool_bytes=64 << 20,
+                                          threads=threads))
+        self.seen: list[int] = []
+
+    def __call__(self, prompt: list[int]) -> list[int]:
+        if prompt[:len(self.seen)] != self.seen:
+            self.engine.reset()
+            self.seen = []
+        answer = list(self.engine.generate(self.request(
+            token_ids=prompt[len(self.seen):], max_tokens=MAX_NEW_TOKENS)).token_ids)
+        self.seen = prompt + answer
+        return answer
 
 
 class GreedyTransformers:
@@ -114,6 +135,7 @@ def main() -> None:
     parser.add_argument('--seed', type=int, default=2000)
     parser.add_argument('--scale', type=float, default=1.0, help='share of each set to run')
     parser.add_argument('--threads', type=int, default=1)
+    parser.add_argument('--runtime', choices=('engine', 'transformers'), default='engine')
     parser.add_argument('--scenes', action='store_true', help='only the example scenes')
     parser.add_argument('--show-wrong', type=int, default=0)
     parser.add_argument('--out', type=Path, help='also write the report here')
@@ -130,7 +152,9 @@ def main() -> None:
     started = time.time()
     tokenizer = Tokenizer.from_file(str(args.model / 'tokenizer.json'))
     sets = scene_sets(args.model / 'scenes') if args.scenes else heldout_sets(args.seed, args.scale)
-    report = evaluate(GreedyTransformers(args.model), tokenizer, sets, wrong)
+    reply = (GreedyEngine(args.model, args.threads) if args.runtime == 'engine'
+             else GreedyTransformers(args.model))
+    report = evaluate(reply, tokenizer, sets, wrong)
     report.update(command='python tools/planner/evaluate.py ' + ' '.join(sys.argv[1:]), seed=args.seed,
                   seconds=round(time.time() - started, 1),
                   bytes=sum(f.stat().st_size for f in args.model.rglob('*') if f.is_file()))

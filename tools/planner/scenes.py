@@ -37,9 +37,8 @@ def kitchen():
                       'sponge_6 yellow - @counter', 'bread_8 brown - @cupboard')], 'counter', 76)
     return world, [
         ('could you bring me the blue mug please?', [Step('bring_me', obj=Ref('mug', '', colour='blue'))]),
-        ('grab the red mug and put it on the counter, then come back to me',
-         [Step('pick', obj=Ref('mug', '', colour='red')),
-          Step('move', obj=Ref('mug', 'it', pronoun=True), place='counter'), Step('goto_me')]),
+        ('put the red mug on the counter, then come back to me',
+         [Step('move', obj=Ref('mug', '', colour='red'), place='counter'), Step('goto_me')]),
         ('where is the pan?', [Step('where', obj=Ref('pan', ''))]),
         ('please pour the kettle into the bowl',
          [Step('pour', obj=Ref('kettle', ''), other=Ref('bowl', ''))]),
@@ -62,7 +61,7 @@ def workshop():
          [Step('bring_person', obj=Ref('hammer', '', colour='black'), person='Renée')]),
         ('turn on the lamp, then put the saw in the cabinet',
          [Step('on', obj=Ref('lamp', '')), Step('move', obj=Ref('saw', ''), place='cabinet')]),
-        ('can you lift the toolbox', [Step('pick', obj=Ref('toolbox', ''))]),
+        ('bring me the kettle', [Step('bring_me', obj=Ref('kettle', ''))]),
         ('how much battery do you have?', [Step('battery')])]
 
 
@@ -82,7 +81,7 @@ def care_home():
          [Step('move', obj=Ref('bottle', 'it', pronoun=True), place='table'),
           Step('off', obj=Ref('radio', ''))]),
         ('where is José?', [Step('where_person', person='José')]),
-        ('bring the pillbox to Sofia', [Step('bring_person', obj=Ref('pillbox', ''), person='Sofia')])]
+        ('take the book to José', [Step('bring_person', obj=Ref('book', ''), person='José')])]
 
 
 def warehouse_long():

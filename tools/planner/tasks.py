@@ -50,12 +50,9 @@ class Ref:
             if self.name:
                 raise Refusal('absent', f'There is no {self.name} in the scene.')
             what = ' '.join(w for w in (self.colour, self.material, self.kind) if w)
-            where = f'{preposition(self.place)} {self.place}' if self.place else 'in the scene'
-            raise Refusal('absent', f'There is no {what} {where}.')
+            raise Refusal('absent', f'There is no {what} in the scene.')
         if len(found) > 1:
-            names = [t.name for t in found]
-            listed = ', '.join(names[:-1]) + ' or ' + names[-1]
-            raise Refusal('ambiguous', f'Which {self.kind} do you mean, {listed}?')
+            raise Refusal('ambiguous', f'Which {self.kind} do you mean?')
         return found[0]
 
     def text(self) -> str:
@@ -123,8 +120,6 @@ class Step:
 
 def _goto(step, world, thing, other, place, person):
     target = place or person
-    if world.at == target:
-        raise Refusal('already', f'I am already at {target}.')
     return world.go(target)
 
 
@@ -248,6 +243,7 @@ def answer(step: Step, world: World) -> str:
 
 def plan(steps: list[Step], world: World) -> tuple[list[dict], str]:
     """Return (calls, kind). All or nothing: one step that cannot be done refuses the instruction."""
+    world.route = ''
     try:
         if world.battery < LOW_BATTERY:
             if any(s.task not in QUESTIONS and s.task not in HARMLESS for s in steps):

@@ -96,7 +96,7 @@ def main() -> None:
     started = time.time()
     args.out.mkdir(parents=True, exist_ok=True)
     path = str(args.tokenizer / 'tokenizer.json')
-    feed = Feed(path, args.seed, args.steps, args.tokens, args.workers)
+    feed = Feed(path, args.seed, args.steps, args.tokens, args.workers, 1.0 if args.init else 0.0)
     tokenizer = Tokenizer.from_file(path)
     device = torch.device('cuda' if torch.cuda.is_available() else 'cpu')
     dtype = torch.bfloat16 if device.type == 'cuda' else torch.float32

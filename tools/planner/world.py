@@ -64,6 +64,7 @@ class World:
     held: Thing | None = None
     last: Thing | None = None
     touched: set[str] = field(default_factory=set)
+    route: str = ''  # where the plan in work has driven to; every plan drives anew
 
     def render(self) -> str:
         """Return the system turn. The layout is part of what the model was trained on."""
@@ -86,9 +87,9 @@ class World:
 
     # -- what the skills need and do; each returns the calls it adds --------------------------------
     def go(self, target: str) -> list[dict]:
-        if self.at == target:
+        if self.route == target:
             return []
-        self.at = target
+        self.at = self.route = target
         return [{'skill': 'navigate', 'to': target}]
 
     def reach(self, place: str) -> list[dict]:
@@ -130,7 +131,7 @@ class World:
 
 def random_world(rng, size: str = 'medium') -> World:
     """Return a scene; `size` is small, medium, large or huge (about 100, 300, 700, 2000 tokens)."""
-    low, high = {'small': (3, 9), 'medium': (10, 26), 'large': (27, 66), 'huge': (120, 195)}[size]
+    low, high = {'small': (3, 9), 'medium': (10, 26), 'large': (27, 48), 'huge': (120, 195)}[size]
     count = rng.randint(low, high)
     n_places = {'small': rng.randint(3, 7), 'medium': rng.randint(6, 12)}.get(size, rng.randint(9, 20))
     places = rng.sample(words.PLACES, n_places)
