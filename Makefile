@@ -62,6 +62,7 @@ demo: setup  ## set up, then start the node and drive it over DDS
 
 test: setup  ## set up, then run the tests
 	@$(ENTER) $(DOMAIN) ROS_PYTHON_CHECK_FIELDS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
+	  PYTHONSAFEPATH=1 OMP_WAIT_POLICY=PASSIVE \
 	  $(PY) -P -m pytest --import-mode=importlib \
 	  -p pytest_timeout -p _hypothesis_pytestplugin $(if $(T),$(T),test)
 

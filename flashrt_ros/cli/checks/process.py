@@ -30,7 +30,7 @@ def new_process_restore(engine: Engine, sizes: Sizes) -> Check:
                str(sizes.directory), '--capsule', 'traveller', '--threads',
                str(torch.get_num_threads())]
     child = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False,
-                           env=child_environment())
+                           env=child_environment(), cwd=sizes.directory)
     try:
         found = json.loads(child.stdout)
     except ValueError:

@@ -32,9 +32,11 @@ class NodeProcess:
         for name, value in self.parameters.items():
             text = str(value).lower() if isinstance(value, bool) else str(value)
             command += ['-p', f'{name}:={text}']
+        # Not in the present directory: -m would put it before the installed package.
         with self.log.open('ab') as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT,
-                                            stdin=subprocess.DEVNULL, env=self.environment)
+                                            stdin=subprocess.DEVNULL, env=self.environment,
+                                            cwd=self.log.parent)
         return self.process.pid
 
     def kill(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any, TYPE_CHECKING
 from flashrt_ros.cli.output import duration, megabytes
 from flashrt_ros.cli.show.scenes import Scene
 from flashrt_ros.cli.show.screen import Screen
+from flashrt_ros.errors import DeadlineExceeded, NotActive
 
 if TYPE_CHECKING:
     from flashrt_ros.cli.show.process import NodeProcess
@@ -100,10 +101,19 @@ class Story:
         begun = time.monotonic()
         pid = self.node.start()
         with self.screen.waiting(f'starting capsule_node as process {pid}'):
-            self.client.wait_until_active(self.start_timeout)
+            self._wait_until_active(begun + self.start_timeout)
         self.costs.setdefault('node_start_s', time.monotonic() - begun)
         self.screen.note(f'process {pid} is active after '
                          f'{duration(time.monotonic() - begun)}')
+
+    def _wait_until_active(self, deadline: float) -> None:
+        while True:
+            try:
+                self.client.wait_until_active(min(2.0, max(0.1, deadline - time.monotonic())))
+                return
+            except (DeadlineExceeded, NotActive):
+                if time.monotonic() > deadline or not self.node.running:
+                    raise
 
     # -- the acts ---------------------------------------------------------------------------
 
