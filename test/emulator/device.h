@@ -6,15 +6,14 @@
 // must be compiled for one block.
 #include <ucontext.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <functional>
-#include <random>
-#include <tuple>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -42,17 +41,27 @@ static std::vector<Fiber> fibers;
 static ucontext_t home;
 static Fiber* self;
 static dim3 block_id, grid, block;
-static std::function<void()> body;
+static void (*body)(void**);
+static void** arguments;
 static char* dynamic;
-static std::mt19937 chance{(unsigned)std::random_device{}()};
 static uint64_t lanes[64][32][8];  // what the lanes of a warp show each other
+
+static void shuffle(std::vector<int>& order) {
+    static uint64_t chance = (uint64_t)time(nullptr) * 2654435761u + 88172645463325252u;
+    for (size_t i = order.size(); i > 1; --i) {
+        chance ^= chance << 13;
+        chance ^= chance >> 7;
+        chance ^= chance << 17;
+        std::swap(order[i - 1], order[chance % i]);
+    }
+}
 
 static void stop(State state) {
     self->state = state;
     swapcontext(&self->context, &home);
 }
 static void enter() {
-    body();
+    body(arguments);
     self->state = FIBER_DONE;
     swapcontext(&self->context, &home);
 }
@@ -72,7 +81,7 @@ static void run_block() {
     for (size_t i = 0; i < order.size(); ++i) order[i] = (int)i;
     for (;;) {
         bool moved = false, all_done = true, all_wait = true;
-        std::shuffle(order.begin(), order.end(), chance);
+        shuffle(order);
         for (int index : order)
             if (Fiber& f = fibers[index]; f.state == FIBER_RUNS) {
                 self = &f;
@@ -81,12 +90,12 @@ static void run_block() {
             }
         for (size_t w = 0; w < fibers.size(); w += 32) {
             bool ready = false, hold = false;
-            for (size_t i = w; i < std::min(w + 32, fibers.size()); ++i) {
+            for (size_t i = w; i < (w + 32 < fibers.size() ? w + 32 : fibers.size()); ++i) {
                 ready |= fibers[i].state == FIBER_AT_WARP;
                 hold |= fibers[i].state == FIBER_AT_BLOCK || fibers[i].state == FIBER_RUNS;
             }
             if (ready && !hold)
-                for (size_t i = w; i < std::min(w + 32, fibers.size()); ++i)
+                for (size_t i = w; i < (w + 32 < fibers.size() ? w + 32 : fibers.size()); ++i)
                     if (fibers[i].state == FIBER_AT_WARP) { fibers[i].state = FIBER_RUNS; moved = true; }
         }
         for (auto& f : fibers) {
@@ -101,8 +110,9 @@ static void run_block() {
     }
 }
 
-static void launch(std::function<void()> f, int gx, int gy, int gz, int threads, int shared) {
+static void launch(void (*f)(void**), void** args, int gx, int gy, int gz, int threads, int shared) {
     body = f;
+    arguments = args;
     grid = {gx, gy, gz};
     block = {threads, 1, 1};
     fibers.resize(threads);
@@ -113,7 +123,7 @@ static void launch(std::function<void()> f, int gx, int gy, int gz, int threads,
     dynamic = (char*)aligned_alloc(256, (shared + 511) / 256 * 256);
     std::vector<int> blocks(gx * gy * gz);
     for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = (int)i;
-    std::shuffle(blocks.begin(), blocks.end(), chance);
+    shuffle(blocks);
     for (int i : blocks) {
         memset(dynamic, 0xff, shared);  // NaN: nothing may be read before it is written
         block_id = {i % gx, i / gx % gy, i / gx / gy};
@@ -161,7 +171,7 @@ static inline unsigned long long __umul64hi(unsigned long long a, unsigned long 
     return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
 template <class T, class U> T atomicAdd(T* at, U x) { T old = *at; *at += x; return old; }
-template <class T, class U> T atomicMax(T* at, U x) { T old = *at; *at = std::max<T>(old, x); return old; }
+template <class T, class U> T atomicMax(T* at, U x) { T old = *at; *at = old < (T)x ? (T)x : old; return old; }
 template <class T, class U> auto min(T a, U b) { return a < b ? a : b; }
 template <class T, class U> auto max(T a, U b) { return a > b ? a : b; }
 
@@ -169,7 +179,7 @@ template <class T, class U> auto max(T a, U b) { return a > b ? a : b; }
 static unsigned pack_bf16(float low, float high) {
     auto round = [](float x) -> unsigned {
         unsigned bits = __float_as_uint(x);
-        if (std::isnan(x)) return 0x7fff;
+        if (x != x) return 0x7fff;
         return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     };
     return round(low) | round(high) << 16;
