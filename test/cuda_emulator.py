@@ -55,8 +55,8 @@ def build(name: str, defines: dict) -> ctypes.CDLL:
         names = [n for n in names if n in ('embed_rows', 'norm_rows', 'swiglu_rows')]
     for kernel in names:
         text += (f'extern "C" void run_{kernel}(void** args, int x, int y, int z, int threads, '
-                 f'int shared) {{\n    emu::launch([](void** a) {{ emu::call({kernel}, a); }}, args, x, y, '
-                 'z, threads, shared);\n}\n')
+                 f'int shared) {{\n    emu::launch([](void** a) {{ emu::call({kernel}, a); }}, '
+                 'args, x, y, z, threads, shared);\n}\n')
     key = hashlib.sha256((text + (HERE / 'device.h').read_text()).encode()).hexdigest()[:24]
     CACHE.mkdir(exist_ok=True)
     library = CACHE / f'{key}.so'
