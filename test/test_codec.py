@@ -85,7 +85,7 @@ def test_blocks_of_any_size_write_the_same_file(tmp_path, monkeypatch, block):
     image = cases.image(manifest, position)
     codec.write(image, tmp_path / 'a', manifest, overwrite=False)
     monkeypatch.setattr(codec, 'BLOCK', block)
-    monkeypatch.setattr(codec, '_PARALLEL', 2048)
+    monkeypatch.setattr(codec, 'PARALLEL', 2048)
     mixed = replace(image, rows={n: [r[:7], r[7:8], r[8:8], r[8:290], r[290:]]
                                  for n, r in image.rows.items()})
     codec.write(mixed, tmp_path / 'b', manifest, overwrite=False)

@@ -50,6 +50,16 @@ def manifest(dtype=torch.float32):
 
 
 HERE = build(FakeModel(), manifest(), FakeText())
+THREADS = torch.get_num_threads()
+
+
+@pytest.fixture(autouse=True)
+def same_threads():
+    """Engines of other tests set the thread count of the process, which is a soft field."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    yield
+    torch.set_num_threads(before)
 
 
 def test_the_same_thing_is_compatible_and_exact():

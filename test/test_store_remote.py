@@ -275,3 +275,29 @@ def test_the_tree_as_json(tmp_path, capfd):
     document = json.loads(capfd.readouterr().out)
     (root,) = document['roots']
     assert (root['name'], [c['name'] for c in root['children']]) == ('root', ['leaf'])
+
+
+def test_a_file_of_an_older_version_goes_through_its_reader(tmp_path, monkeypatch):
+    """There is one version so far; the table is tried with an invented older one."""
+    from codec_cases import forge
+
+    from flashrt_ros.capsule import codec, wire
+    from flashrt_ros.errors import Incompatible
+    engine = build(directory=str(tmp_path))
+    expected = save(engine, 'c', 1)
+    engine.close()
+
+    def older(table, ours):
+        table['__metadata__']['format_version'] = '0'
+        ours['format_version'] = 0
+        del ours['note']
+    forge(tmp_path / 'c.capsule', older)
+    with pytest.raises(Incompatible, match="version '0'; this package reads version 1"):
+        codec.read_header(tmp_path / 'c.capsule')
+    monkeypatch.setitem(wire.READERS, '0', lambda header: {
+        **header, 'format_version': 1, 'note': 'older'})
+    again = build(directory=str(tmp_path))
+    assert again.info('c').note == 'older'
+    again.restore(capsule='c')
+    assert digest(again) == expected
+    again.close()

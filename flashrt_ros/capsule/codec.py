@@ -26,13 +26,13 @@ from flashrt_ros.capsule import faults
 from flashrt_ros.capsule.atomic import atomic_file, regular_file
 from flashrt_ros.capsule.fingerprint import Fingerprint
 from flashrt_ros.capsule.header import dump_json, Header
+from flashrt_ros.capsule.stream import BLOCK, PARALLEL, read_payload
 from flashrt_ros.capsule.wire import (
     decode,
     encode,
     gaps,
     list_regions,
     PADDING,
-    read_into,
     Region,
     ZERO,
 )
@@ -40,8 +40,7 @@ from flashrt_ros.errors import Capacity, Corrupt, Incompatible, InvalidArgument
 
 __all__ = ['Header', 'Image', 'file_bytes', 'read', 'read_header', 'verify', 'write']
 
-BLOCK = 4 << 20  # bytes hashed and moved at a time: large enough to stream, small enough to cache
-_PARALLEL = 1 << 20  # bytes of a region from which several threads hash it
+Pieces = dict[str, list[torch.Tensor]]  # of each rows buffer, one after the other
 
 
 @dataclass
@@ -179,7 +178,7 @@ def _blocks(parts: Sequence[torch.Tensor], staging: torch.Tensor) -> Iterator[me
         if row > BLOCK:  # one row alone is larger than a block
             whole = _flat(part.contiguous().cpu())
             part, count, row = whole, whole.numel(), 1
-        direct = part.is_contiguous() and part.device.type == 'cpu' and part.nbytes >= _PARALLEL
+        direct = part.is_contiguous() and part.device.type == 'cpu' and part.nbytes >= PARALLEL
         if direct and used:
             yield staging[:used].numpy().data
             used = 0
@@ -215,26 +214,6 @@ def _write_all(fd: int, block: memoryview) -> None:
 
 # -- reading --------------------------------------------------------------------------------------
 
-def _stream(fd: int, header: Header, regions: Sequence[Region],
-            target: Callable[[Region], memoryview | None]) -> None:
-    """Read and hash the payload once, into ``target(region)`` or, for None, nowhere."""
-    scratch = memoryview(bytearray(0))
-    for region in regions:
-        into, digest, done = target(region), blake3(
-            max_threads=blake3.AUTO if region.nbytes >= _PARALLEL else 1), 0
-        while done < region.nbytes:
-            take = min(BLOCK, region.nbytes - done)
-            if into is None and len(scratch) < take:
-                scratch = memoryview(bytearray(take))
-            view = scratch[:take] if into is None else into[done:done + take]
-            read_into(fd, view)
-            digest.update(view)
-            done += take
-        if digest.hexdigest() != header.digests[region.name]:  # type: ignore[index]
-            raise Corrupt(f'Region {region.name!r} of the capsule file was altered: its digest '
-                          'does not match.')
-
-
 def read_header(path: str | os.PathLike) -> Header:
     """
     Read and check the header and the sizes, not the payload.
@@ -251,14 +230,16 @@ def verify(path: str | os.PathLike) -> Header:
     with regular_file(path) as (fd, size):
         header, manifest, regions = decode(fd, size)
         position = memoryview(bytearray(8))
-        _stream(fd, header, regions, lambda r: position if r.name == POSITION else None)
+        read_payload(fd, regions, header.digests or {},
+                     lambda r: [position] if r.name == POSITION else None)
         _check_position(int.from_bytes(position, 'little', signed=True), header)
         return header
 
 
 def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint | None = None, *,
          capacity: int | None = None,
-         allocate: Callable[[int], torch.Tensor] | None = None) -> Image:
+         allocate: Callable[[int], torch.Tensor] | None = None,
+         into: Callable[[Header], Pieces] | None = None) -> Image:
     """
     Read a capsule for a live ``manifest``; everything is checked before anything is allocated.
 
@@ -267,6 +248,9 @@ def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint |
     :param allocate: called once with a number of bytes, returns at least as much uint8 CPU memory
         for the rows (pinned, or used again: fresh memory costs more than the reading). The image
         lives in it.
+    :param into: instead, returns for each rows buffer the pieces of CPU memory, in their order,
+        that its rows are read into (pages of a pool). Their content counts only if nothing is
+        raised.
     :raises UnknownCapsule: no such file. :raises Corrupt: truncated, altered or no capsule.
     :raises Incompatible: another format version, fingerprint or manifest; the fields are named.
     :raises Capacity: too many rows for ``capacity`` or for memory.
@@ -281,34 +265,43 @@ def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint |
         if capacity is not None and position > capacity:
             raise Capacity(f'Capsule {header.name!r} needs room for {position} rows, but there is '
                            f'room for {capacity}; configure a larger context.')
-        try:
-            fixed = torch.zeros(manifest.fixed_bytes, dtype=torch.uint8)
-            need = Rows.bytes_for(manifest, position)
-            storage = (allocate or _allocate)(need)[:need]
-        except (RuntimeError, MemoryError) as error:
-            raise Capacity(f'Capsule {header.name!r} needs {header.payload_bytes} bytes of memory, '
-                           'which the host does not have.') from error
-        block = Rows(manifest, position, storage)
-        rows = {b.name: block.view(b.name) for b in manifest.rows}
+        fixed, block, rows = _place(header, manifest, allocate, into)
         padding = memoryview(bytearray(sum(e - s for s, e in gaps(manifest))))
 
-        def target(region: Region) -> memoryview:
+        def target(region: Region) -> list[memoryview]:
             if region.name == PADDING:
-                return padding
+                return [padding]
             if region.name in rows:
-                return _flat(rows[region.name]).numpy().data
+                return [_flat(piece).numpy().data for piece in rows[region.name]]
             offset = manifest.offsets[region.name]
-            return fixed[offset:offset + region.nbytes].numpy().data
+            return [fixed[offset:offset + region.nbytes].numpy().data]
 
         with suppress(OSError):  # a hint
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)  # the disk works while we hash
-        _stream(fd, header, regions, target)
+        read_payload(fd, regions, header.digests or {}, target)
         if regions[-1].name == PADDING:
             _scatter(fixed, manifest, padding)
         offset = manifest.offsets[POSITION]
         _check_position(int(fixed[offset:offset + 8].view(torch.int64).item()), header)
-        return Image(header, fixed, rows, block)  # type: ignore[arg-type]
+        whole = {name: pieces[0] for name, pieces in rows.items()} if block is not None else rows
+        return Image(header, fixed, whole, block)  # type: ignore[arg-type]
+
+
+def _place(header: Header, manifest: Manifest, allocate: Callable[[int], torch.Tensor] | None,
+           into: Callable[[Header], Pieces] | None) -> tuple[torch.Tensor, Rows | None, Pieces]:
+    """Return memory for the fixed block and the rows of a file whose header was checked."""
+    try:
+        fixed = torch.zeros(manifest.fixed_bytes, dtype=torch.uint8)
+        if into is not None:
+            return fixed, None, into(header)
+        need = Rows.bytes_for(manifest, header.position)
+        storage = (allocate or _allocate)(need)[:need]
+    except (RuntimeError, MemoryError) as error:
+        raise Capacity(f'Capsule {header.name!r} needs {header.payload_bytes} bytes of memory, '
+                       'which the host does not have.') from error
+    block = Rows(manifest, header.position, storage)
+    return fixed, block, {b.name: [block.view(b.name)] for b in manifest.rows}
 
 
 def _allocate(nbytes: int) -> torch.Tensor:

@@ -126,13 +126,14 @@ class UrlTier:
 
     def get(self, name_or_id: str, manifest: Manifest, fingerprint: Fingerprint | None = None, *,
             capacity: int | None = None,
-            allocate: Callable[[int], torch.Tensor] | None = None) -> Image:
+            allocate: Callable[[int], torch.Tensor] | None = None,
+            into: Callable[[Header], codec.Pieces] | None = None) -> Image:
         """Read and check a capsule; see :meth:`DiskTier.get`."""
         name = self.find(name_or_id)
         with _spool() as file:
             self.receive(name, file)
             image = codec.read(file, manifest, fingerprint, capacity=capacity,
-                               allocate=allocate)
+                               allocate=allocate, into=into)
             image.header = replace(image.header, name=name)
             return image
 

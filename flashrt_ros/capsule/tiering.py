@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 import threading
 import time
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,14 +22,14 @@ import torch
 from flashrt_ros.arena import Rows
 from flashrt_ros.capsule import faults
 from flashrt_ros.capsule.capsule import Capsule
-from flashrt_ros.capsule.codec import Image
+from flashrt_ros.capsule.codec import Header, Image, Pieces
 from flashrt_ros.capsule.files import Files
 from flashrt_ros.capsule.fingerprint import Fingerprint
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Frozen, PAGE, Pages, pages_for, Pool, PoolFull
 from flashrt_ros.capsule.room import choose
 from flashrt_ros.capsule.tiers import Tier
-from flashrt_ros.capsule.transfer import bring, Place, spans, wait_for
+from flashrt_ros.capsule.transfer import bring, copy_rows, Place, spans, wait_for
 from flashrt_ros.errors import Capacity, Corrupt, NameExists, UnknownCapsule
 
 T = TypeVar('T')
@@ -221,57 +222,73 @@ class Tiers:
                     capsule.frozen, _ = bring(self.host, capsule.on_host, self.pool,
                                               self.make_room)
                 else:
-                    capsule.frozen = self._upload(capsule, self._read(capsule))
+                    capsule.frozen = self._upload(capsule)
         finally:
             capsule.moving = False
         return capsule.frozen
 
-    def _read(self, capsule: Capsule) -> Image:
+    def _read(self, capsule: Capsule, **where: Any) -> Image:
         if self.disk is None:
             raise UnknownCapsule(f'capsule {capsule.name!r} was dropped; save it again.')
         try:
             image = self.disk.get(capsule.name, self.pool.manifest, self.fingerprint,
-                                  capacity=self.capacity, allocate=self._staging)
+                                  capacity=self.capacity, **where)
         except UnknownCapsule:
             self.gone(capsule)
             raise
-        if image.header.id != capsule.id:
-            raise Corrupt(f'the file of capsule {capsule.name!r} was replaced by another one; '
-                          'list the capsules again.')
+        _same(capsule, image.header)
         return image
 
     def _staging(self, size: int) -> torch.Tensor:
         """
-        Return host memory for the rows of one capsule, the same each time.
+        Return pinned memory for the rows of one capsule, the same each time; the arena bounds it.
 
-        Fresh memory costs more than reading into it. The arena bounds it; on CUDA it is pinned,
-        and since the upload before has been waited for, nobody reads from it any more.
+        The upload before has been waited for, so nobody reads from it any more.
         """
-        if self._stage is None or self._stage.numel() < size:
-            size = Rows.bytes_for(self.pool.manifest, self.capacity)
-            self._stage = torch.empty(size, dtype=torch.uint8,
-                                      pin_memory=self.pool.blocks.is_cuda)
+        if self._stage is None:
+            most = Rows.bytes_for(self.pool.manifest, self.capacity)
+            self._stage = torch.empty(max(size, most), dtype=torch.uint8, pin_memory=True)
         return self._stage
 
-    def _upload(self, capsule: Capsule, image: Image) -> Frozen:
-        position = image.header.position
+    def _upload(self, capsule: Capsule) -> Frozen:
+        """Read a file; on a CPU straight into the pages, on a device by way of pinned memory."""
+        position, cuda = capsule.position, self.pool.blocks.is_cuda
+        image = self._read(capsule, allocate=self._staging) if cuda else None
         block, pages = capsule.uids or (0, np.zeros(pages_for(position), dtype=np.int64))
         with Place(self.pool, (block, pages), self.make_room) as place:
+            if image is None:
+                image = self._read(capsule, into=partial(self._pieces, capsule, place))
             if place.new_block:
                 faults.point('tier.block')
                 self.pool.blocks[place.block].copy_(image.fixed)
-            assert image.block is not None, 'an image that was read has its rows as one block'
-            wanted = np.flatnonzero(place.missing)
-            for first, second, count in spans(wanted, place.pages[place.missing]):
-                faults.point('tier.rows')
-                rows = min(count * PAGE, position - first * PAGE)
-                self.pool.rows.copy_from(image.block, first * PAGE, second * PAGE, rows)
-            wait_for(self.pool)  # the staging memory is free for the next one
+            if image.block is not None:
+                wanted = np.flatnonzero(place.missing)
+                for first, second, count in spans(wanted, place.pages[place.missing]):
+                    faults.point('tier.rows')
+                    rows = min(count * PAGE, position - first * PAGE)
+                    copy_rows(image.block, first * PAGE, self.pool.rows, second * PAGE, rows)
+                wait_for(self.pool)  # the staging memory is free for the next one
             known = pages.copy()
             if position % PAGE:
                 known[-1] = 0  # only as full as this capsule needs it: no page of that uid
             place.name(known[place.missing], block)
             return Frozen(position, place.block, place.pages)
+
+    def _pieces(self, capsule: Capsule, place: Place, header: Header) -> Pieces:
+        """Where the rows of a file go: into new pages; those of pages that are there, nowhere."""
+        _same(capsule, header)
+        result: Pieces = {buffer.name: [] for buffer in self.pool.manifest.rows}
+        for start, count, there in place.stretches(header.position):
+            for buffer in self.pool.manifest.rows:
+                view = self.pool.rows.view(buffer.name)[start:start + count]
+                result[buffer.name].append(torch.empty_like(view) if there else view)
+        return result
+
+
+def _same(capsule: Capsule, header: Header) -> None:
+    if header.id != capsule.id or header.position != capsule.position:
+        raise Corrupt(f'the file of capsule {capsule.name!r} was replaced by another one; list the '
+                      'capsules again.')
 
 
 def _places(frozen: Frozen | None, full: PoolFull) -> Pages:

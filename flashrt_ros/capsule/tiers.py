@@ -40,8 +40,9 @@ class Tier(Protocol):
 
     def get(self, name_or_id: str, manifest: Manifest,
             fingerprint: Fingerprint | None = None, *, capacity: int | None = None,
-            allocate: Callable[[int], torch.Tensor] | None = None) -> Image:
-        """Return a checked image; ``allocate`` as for :func:`codec.read`."""
+            allocate: Callable[[int], torch.Tensor] | None = None,
+            into: Callable[[Header], codec.Pieces] | None = None) -> Image:
+        """Return a checked image; ``allocate`` and ``into`` as for :func:`codec.read`."""
 
     def headers(self) -> list[tuple[Header, int]]:
         """List what is there, with sizes in bytes."""
@@ -163,7 +164,8 @@ class DiskTier:
 
     def get(self, name_or_id: str, manifest: Manifest, fingerprint: Fingerprint | None = None, *,
             capacity: int | None = None,
-            allocate: Callable[[int], torch.Tensor] | None = None) -> Image:
+            allocate: Callable[[int], torch.Tensor] | None = None,
+            into: Callable[[Header], codec.Pieces] | None = None) -> Image:
         """
         Read and check a capsule by name or, where no file has that name, by id.
 
@@ -171,7 +173,7 @@ class DiskTier:
         """
         name = self.find(name_or_id)
         image = codec.read(self.path(name), manifest, fingerprint, capacity=capacity,
-                           allocate=allocate)
+                           allocate=allocate, into=into)
         image.header = replace(image.header, name=name)
         return image
 

@@ -95,6 +95,16 @@ class Place:
             self.pool.block_ids.uids[self.block] = block
 
 
+    def stretches(self, position: int) -> Iterator[tuple[int, int, bool]]:
+        """Yield ``(row in the pool, rows, whether it was there)`` of contiguous stretches."""
+        breaks = np.flatnonzero((np.diff(self.pages) != 1) | np.diff(self.missing)).tolist()
+        begin = 0
+        for last in (*breaks, len(self.pages) - 1) if len(self.pages) else ():
+            rows = min((last + 1) * PAGE, position) - begin * PAGE
+            yield int(self.pages[begin]) * PAGE, rows, not self.missing[begin]
+            begin = last + 1
+
+
 def spans(origin: Pages, goal: Pages) -> Iterator[tuple[int, int, int]]:
     """Cut two lists of places into ``(origin, goal, count)`` contiguous in both."""
     if not len(origin):

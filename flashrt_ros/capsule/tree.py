@@ -48,9 +48,10 @@ def forest(capsules: Iterable[Node]) -> list[Node]:
     for node in list(nodes.values()):
         if node.parent_id and node.parent_id not in nodes:
             nodes[node.parent_id] = Node(node.parent_id, '', '', node.tokens, gone=True)
+    cut = _cuts(nodes)
     roots = []
     for node in nodes.values():
-        if node.parent_id and not _circular(node, nodes):
+        if node.parent_id and node.id not in cut:
             nodes[node.parent_id].children.append(node)
         else:
             roots.append(node)
@@ -61,13 +62,21 @@ def forest(capsules: Iterable[Node]) -> list[Node]:
     return sorted(roots, key=_order)
 
 
-def _circular(node: Node, nodes: dict[str, Node]) -> bool:
-    """Tell whether this is the first of a circle of parents."""
-    seen, here = [node.id], nodes.get(node.parent_id)
-    while here is not None and here.id not in seen:
-        seen.append(here.id)
-        here = nodes.get(here.parent_id)
-    return here is node and node.id == min(seen)
+def _cuts(nodes: dict[str, Node]) -> set[str]:
+    """Return the first node, by id, of each circle of parents."""
+    cuts: set[str] = set()
+    done: set[str] = set()
+    for start in nodes:
+        path: dict[str, None] = {}
+        here = start
+        while here in nodes and here not in done and here not in path:
+            path[here] = None
+            here = nodes[here].parent_id
+        if here in path:
+            order = list(path)
+            cuts.add(min(order[order.index(here):]))
+        done.update(path)
+    return cuts
 
 
 def _order(node: Node) -> tuple[int, str, str]:

@@ -7,9 +7,10 @@ a good file must have and compares, rather than believing the one it finds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 import os
+from typing import Any
 
 from blake3 import blake3
 
@@ -31,6 +32,13 @@ MAX_HEADER = 16 << 20  # bytes
 ZERO = '0' * 64  # stands for a digest until it is known
 _ALIGN = 64  # bytes; the payload starts at a multiple
 _KEY = '"blake3":"'
+
+#: format version -> turns a capsule header of that version, as parsed, into one of today. A version
+#: that was ever released stays here; the payload is described by the header of any version.
+READERS: dict[str, Callable[[Any], Any]] = {
+    '1': lambda header: header,
+}
+assert str(FORMAT_VERSION) in READERS
 
 
 @dataclass(frozen=True)
@@ -129,12 +137,14 @@ def decode(fd: int, size: int) -> tuple[Header, Manifest, list[Region]]:
     if not isinstance(meta, dict) or meta.get('format') != FORMAT:
         raise Corrupt('This is no capsule file: the safetensors metadata does not name the format '
                       f'{FORMAT!r}.')
-    if meta.get('format_version') != str(FORMAT_VERSION):
-        raise Incompatible(f'The capsule file has format version '
-                           f'{ascii(meta.get("format_version"))[:40]}; this package reads '
-                           f'version {FORMAT_VERSION}. Save the capsule again with this version.')
+    version = meta.get('format_version')
+    upgrade = READERS.get(version) if isinstance(version, str) else None
+    if upgrade is None:
+        raise Incompatible(f'The capsule file has format version {ascii(version)[:40]}; this '
+                           f'package reads version {", ".join(sorted(READERS))}. Save the capsule '
+                           'again with this version, or read it with the one that wrote it.')
     _check_seal(bytes(raw), meta)
-    header = Header.from_json(parse_json(meta['header'], 'capsule header'))
+    header = Header.from_json(upgrade(parse_json(meta['header'], 'capsule header')))
     manifest = manifest_from(header.manifest)
     digests = header.digests or {}
     regions = list_regions(manifest, header.position, PADDING in digests)
