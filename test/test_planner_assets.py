@@ -1,9 +1,11 @@
-"""The embedded planner: its corpus does not leak, its directory is what Hugging Face tools expect."""
+"""
+The embedded planner: its corpus does not leak, its directory is what Hugging Face tools expect.
+"""
 
 import json
+from pathlib import Path
 import random
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -32,6 +34,7 @@ def tokenizer():
 
 def test_generator_is_deterministic():
     from corpus import sample
+
     first = [sample(random.Random(5)).messages() for _ in range(3)]
     assert first == [sample(random.Random(5)).messages() for _ in range(3)]
 
@@ -39,6 +42,7 @@ def test_generator_is_deterministic():
 def test_no_held_out_composition_in_training():
     from corpus import sample
     from tasks import held_out
+
     rng = random.Random(11)
     trained = {k for _ in range(400) for t in sample(rng, 'train').turns for k in t.keys}
     tested = [t for _ in range(100) for t in sample(rng, 'heldout').turns]
@@ -49,26 +53,46 @@ def test_no_held_out_composition_in_training():
 
 def test_answers_are_json_lines_of_known_skills():
     from corpus import sample
+
     rng = random.Random(2)
-    skills = {'navigate', 'pick', 'place', 'handover', 'open', 'close', 'pour', 'push', 'look_at',
-              'say', 'wait', 'dock', 'wipe', 'switch', 'follow'}
+    skills = {
+        'navigate',
+        'pick',
+        'place',
+        'handover',
+        'open',
+        'close',
+        'pour',
+        'push',
+        'look_at',
+        'say',
+        'wait',
+        'dock',
+        'wipe',
+        'switch',
+        'follow',
+    }
     for _ in range(200):
         for turn in sample(rng).turns:
             assert {json.loads(line)['skill'] for line in turn.answer.split('\n')} <= skills
 
 
 def test_plan_follows_the_state_that_answers_leave():
-    from tasks import Ref, Step, plan
+    from tasks import plan, Ref, Step
     from world import Thing, World
+
     mug = Thing('mug_2', 'mug', 'red', 'ceramic', 'fridge', content='')
-    world = World('kitchen', ['fridge', 'shelf'], {'fridge': True}, {'Zoë': 'shelf'}, 'Zoë', [mug],
-                  'dock', 80)
+    world = World(
+        'kitchen', ['fridge', 'shelf'], {'fridge': True}, {'Zoë': 'shelf'}, 'Zoë', [mug], 'dock', 80
+    )
     calls, kind = plan([Step('pick', obj=Ref('mug', 'the mug'))], world)
     assert kind == 'ok'
     assert [c['skill'] for c in calls] == ['navigate', 'open', 'pick']
     calls, _ = plan([Step('bring_me', obj=Ref('mug', 'it', pronoun=True))], world)
-    assert calls == [{'skill': 'navigate', 'to': 'Zoë'},
-                     {'skill': 'handover', 'object': 'mug_2', 'to': 'Zoë'}]
+    assert calls == [
+        {'skill': 'navigate', 'to': 'Zoë'},
+        {'skill': 'handover', 'object': 'mug_2', 'to': 'Zoë'},
+    ]
     calls, kind = plan([Step('pick', obj=Ref('mug', 'the mug'))], world)
     assert (kind, calls[0]['text']) == ('has_it', 'Zoë has mug_2.')
 
@@ -80,7 +104,8 @@ def test_tokenizer_round_trip(tokenizer, text):
 
 def test_pieces_encode_like_the_whole(tokenizer):
     from corpus import sample
-    from tokenizer import TURN_END, TURN_START, encode
+    from tokenizer import encode, TURN_END, TURN_START
+
     rng = random.Random(8)
     for _ in range(20):
         messages = sample(rng).messages()
@@ -91,11 +116,15 @@ def test_pieces_encode_like_the_whole(tokenizer):
 def test_template_only_appends():
     transformers = pytest.importorskip('transformers')
     chat = transformers.AutoTokenizer.from_pretrained(ASSETS)
-    messages = [{'role': 'system', 'content': 'scene: lab'}, {'role': 'user', 'content': 'come here'},
-                {'role': 'assistant', 'content': '{"skill": "dock"}'}, {'role': 'user', 'content': 'go'}]
+    messages = [
+        {'role': 'system', 'content': 'scene: lab'},
+        {'role': 'user', 'content': 'come here'},
+        {'role': 'assistant', 'content': '{"skill": "dock"}'},
+        {'role': 'user', 'content': 'go'},
+    ]
     for count in range(1, len(messages)):
         shorter = chat.apply_chat_template(messages[:count], tokenize=False)
-        assert chat.apply_chat_template(messages[:count + 1], tokenize=False).startswith(shorter)
+        assert chat.apply_chat_template(messages[: count + 1], tokenize=False).startswith(shorter)
     prompt = chat.apply_chat_template(messages[:2], tokenize=False, add_generation_prompt=True)
     assert chat.apply_chat_template(messages[:3], tokenize=False).startswith(prompt)
 
@@ -114,9 +143,12 @@ def test_packed_forward_equals_transformers(tokenizer):
     from batches import pack
     from corpus import conversation
     from modeling import new_model, packed_logits, planner_config
+
     rng = random.Random(3)
     model = new_model(planner_config(1536, hidden_size=64, num_hidden_layers=4), 1).eval()
-    batch = pack([conversation(rng, 'train', 'small', 1) for _ in range(3)], tokenizer, 4096, fill=False)
+    batch = pack(
+        [conversation(rng, 'train', 'small', 1) for _ in range(3)], tokenizer, 4096, fill=False
+    )
     ids, cu, pos = (torch.from_numpy(batch[n]) for n in ('ids', 'cu', 'pos'))
     with torch.no_grad():
         packed = packed_logits(model, ids, cu, pos, batch['longest'])

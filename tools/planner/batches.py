@@ -5,8 +5,8 @@ from __future__ import annotations
 import multiprocessing as mp
 import random
 
+from corpus import conversation, REFUSED, sample
 import numpy as np
-from corpus import REFUSED, conversation, sample
 from tokenizer import encode
 from tokenizers import Tokenizer
 
@@ -17,7 +17,8 @@ CHUNK = 32  # as in modeling.py; this module stays free of torch
 def pack(conversations, tokenizer, size: int, other_weight: float = 0.0, fill: bool = True) -> dict:
     """Lay conversations end to end; `weight[i]` is the loss weight of predicting token i + 1.
 
-    Each conversation starts on the grid of `CHUNK` tokens that the delta rule is computed on. With `fill` the rest of the batch is one more sequence of padding that weighs nothing.
+    Each conversation starts on the grid of `CHUNK` tokens that the delta rule is computed on.
+    With `fill` the rest of the batch is one more sequence of padding that weighs nothing.
     """
     ids, weight, lengths = [], [], []
     for item in conversations:
@@ -33,12 +34,18 @@ def pack(conversations, tokenizer, size: int, other_weight: float = 0.0, fill: b
         weight += [0.0] * lengths[-1]
         ids += [PAD] * lengths[-1]
     pos = np.concatenate([np.arange(n) for n in lengths])
-    return {'ids': np.array(ids, np.int64), 'weight': np.array(weight, np.float32),
-            'pos': pos.astype(np.int64), 'cu': np.cumsum([0] + lengths).astype(np.int32),
-            'longest': max(lengths)}
+    return {
+        'ids': np.array(ids, np.int64),
+        'weight': np.array(weight, np.float32),
+        'pos': pos.astype(np.int64),
+        'cu': np.cumsum([0] + lengths).astype(np.int32),
+        'longest': max(lengths),
+    }
 
 
-def train_batch(seed: int, index: int, total: int, size: int, tokenizer, begin: float = 0.0) -> dict:
+def train_batch(
+    seed: int, index: int, total: int, size: int, tokenizer, begin: float = 0.0
+) -> dict:
     """
     Return batch `index` of `total`; scenes grow and the loss on other text fades with progress.
 
@@ -59,13 +66,26 @@ def _work(queue, worker, workers, seed, total, size, tokenizer_path, begin):
 class Feed:
     """Yield the batches in order while worker processes stay a few ahead."""
 
-    def __init__(self, tokenizer_path: str, seed: int, total: int, size: int, workers: int,
-                 begin: float = 0.0):
+    def __init__(
+        self,
+        tokenizer_path: str,
+        seed: int,
+        total: int,
+        size: int,
+        workers: int,
+        begin: float = 0.0,
+    ):
         context = mp.get_context('fork')
         self.queues = [context.Queue(maxsize=6) for _ in range(workers)]
         self.total = total
-        self.processes = [context.Process(target=_work, daemon=True, args=(
-            q, i, workers, seed, total, size, tokenizer_path, begin)) for i, q in enumerate(self.queues)]
+        self.processes = [
+            context.Process(
+                target=_work,
+                daemon=True,
+                args=(q, i, workers, seed, total, size, tokenizer_path, begin),
+            )
+            for i, q in enumerate(self.queues)
+        ]
         for process in self.processes:
             process.start()
 

@@ -10,24 +10,55 @@ from __future__ import annotations
 
 import argparse
 import copy
+from dataclasses import dataclass
 import json
 import random
-from dataclasses import dataclass
 
-import words
 from phrases import QUESTIONS, TEMPLATES, wrap
-from tasks import Ref, Step, held_out, plan, render_calls
-from world import World, preposition, random_world
+from tasks import held_out, plan, Ref, render_calls, Step
+import words
+from world import preposition, random_world, World
 
 SIZES = ('small', 'medium', 'large', 'huge')
-ACTIONS = {'bring_me': 10, 'bring_person': 9, 'move': 14, 'pick': 9, 'goto_place': 5, 'goto_person': 4,
-           'goto_me': 3, 'pour': 6, 'push': 4, 'look': 4, 'open': 4, 'close': 4, 'wipe': 4, 'on': 3,
-           'off': 3, 'tell': 5, 'say': 2, 'wait': 3, 'dock': 2, 'follow': 2, 'follow_me': 2}
+ACTIONS = {
+    'bring_me': 10,
+    'bring_person': 9,
+    'move': 14,
+    'pick': 9,
+    'goto_place': 5,
+    'goto_person': 4,
+    'goto_me': 3,
+    'pour': 6,
+    'push': 4,
+    'look': 4,
+    'open': 4,
+    'close': 4,
+    'wipe': 4,
+    'on': 3,
+    'off': 3,
+    'tell': 5,
+    'say': 2,
+    'wait': 3,
+    'dock': 2,
+    'follow': 2,
+    'follow_me': 2,
+}
 ASKED = {'where': 8, 'where_person': 2, 'battery': 1, 'holding': 1, 'is_open': 2}
 FAULTS = {'absent': 6, 'ambiguous': 3, 'no_place': 2, 'no_person': 2, 'off_domain': 2}
 REFUSED = ('absent', 'ambiguous', 'no_place', 'no_person', 'battery')
-NEEDS_OBJECT = ('bring_me', 'bring_person', 'move', 'pick', 'pour', 'push', 'on', 'off', 'where',
-                'colour', 'content')
+NEEDS_OBJECT = (
+    'bring_me',
+    'bring_person',
+    'move',
+    'pick',
+    'pour',
+    'push',
+    'on',
+    'off',
+    'where',
+    'colour',
+    'content',
+)
 NUMBERS = {1: 'one', 2: 'two', 3: 'three', 5: 'five', 10: 'ten', 20: 'twenty', 30: 'thirty'}
 
 
@@ -56,8 +87,10 @@ class Conversation:
         """Return the chat as role and content pairs, with the reference answers in it."""
         out = [{'role': 'system', 'content': self.system}]
         for turn in self.turns:
-            out += [{'role': 'user', 'content': turn.user},
-                    {'role': 'assistant', 'content': turn.answer}]
+            out += [
+                {'role': 'user', 'content': turn.user},
+                {'role': 'assistant', 'content': turn.answer},
+            ]
         return out
 
 
@@ -94,8 +127,11 @@ def make_ref(rng, world: World, thing) -> Ref | None:
             ref.colour, said = thing.colour, f'{thing.colour} {said}'
         if form in ('material', 'both') and thing.material:
             ref.material = thing.material
-            said = said.replace(ref.colour, f'{ref.colour} {thing.material}', 1) if ref.colour \
+            said = (
+                said.replace(ref.colour, f'{ref.colour} {thing.material}', 1)
+                if ref.colour
                 else f'{thing.material} {said}'
+            )
         if form == 'place':
             if thing.moved or thing.at in world.touched or not thing.at or thing.at in world.people:
                 continue
@@ -147,7 +183,9 @@ def choose_thing(rng, world: World, task: str):
     if task == 'pour':
         things = [t for t in things if t.kind in words.POURERS]
     elif task in ('on', 'off'):
-        things = [t for t in things if t.power is not None and (t.power != task or rng.random() < 0.2)]
+        things = [
+            t for t in things if t.power is not None and (t.power != task or rng.random() < 0.2)
+        ]
     elif task == 'content':
         things = [t for t in things if t.content is not None]
     return rng.choice(things) if things else None
@@ -178,23 +216,37 @@ def make_step(rng, world: World, task: str, fault: str = '', pronoun: bool = Fal
         step.other = make_ref(rng, world, rng.choice(into))
         if step.other is None:
             return None
-    allowed = {'move': words.SURFACES + words.CONTAINERS, 'goto_place': words.PLACES,
-               'open': words.CONTAINERS, 'close': words.CONTAINERS, 'is_open': words.CONTAINERS,
-               'wipe': words.SURFACES, 'what_on': words.SURFACES + words.CONTAINERS}.get(task)
+    allowed = {
+        'move': words.SURFACES + words.CONTAINERS,
+        'goto_place': words.PLACES,
+        'open': words.CONTAINERS,
+        'close': words.CONTAINERS,
+        'is_open': words.CONTAINERS,
+        'wipe': words.SURFACES,
+        'what_on': words.SURFACES + words.CONTAINERS,
+    }.get(task)
     if look_at == 'place':
         allowed = words.PLACES
     if allowed:
         inside = fault != 'no_place'
         options = [p for p in allowed if (p in world.places) == inside]
         if task == 'what_on':
-            options = [p for p in options if p not in world.touched
-                       and sum(t.at == p for t in world.things) <= 4]
+            options = [
+                p
+                for p in options
+                if p not in world.touched and sum(t.at == p for t in world.things) <= 4
+            ]
         if not options:
             return None
         step.place = rng.choice(options)
         step.spoken_place = words.spoken_place(rng, step.place)
-    if task in ('goto_person', 'bring_person', 'tell', 'follow', 'where_person') or look_at == 'person':
-        step.person = rng.choice(list(world.people)) if fault != 'no_person' else words.person_name(rng)
+    if (
+        task in ('goto_person', 'bring_person', 'tell', 'follow', 'where_person')
+        or look_at == 'person'
+    ):
+        step.person = (
+            rng.choice(list(world.people)) if fault != 'no_person' else words.person_name(rng)
+        )
     if task == 'push':
         step.spoken = rng.choice(list(words.DIRECTIONS))
         step.value = words.DIRECTIONS[step.spoken]
@@ -205,7 +257,9 @@ def make_step(rng, world: World, task: str, fault: str = '', pronoun: bool = Fal
         number = rng.choice((1, 2, 3, 5, 10) if minutes else (2, 3, 5, 10, 15, 20, 30, 45))
         step.value = number * 60 if minutes else number
         unit = ('minute' if minutes else 'second') + ('' if number == 1 else 's')
-        step.spoken = f'{NUMBERS[number] if number in NUMBERS and rng.random() < 0.5 else number} {unit}'
+        step.spoken = (
+            f'{NUMBERS[number] if number in NUMBERS and rng.random() < 0.5 else number} {unit}'
+        )
     return step
 
 
@@ -214,14 +268,21 @@ def draw_steps(rng, world: World, count: int, fault: str) -> list[Step] | None:
     if fault == 'question':
         table = ASKED
         wrong = rng.choice(('', '', '', '', '', 'absent', 'no_person'))
-        step = make_step(rng, world, pick_weighted(rng, table), wrong,
-                         pronoun=world.last is not None and rng.random() < 0.15)
+        step = make_step(
+            rng,
+            world,
+            pick_weighted(rng, table),
+            wrong,
+            pronoun=world.last is not None and rng.random() < 0.15,
+        )
         return [step] if step else None
     future, steps = clone(world), []
     at_fault = rng.randrange(count) if fault else -1
     for i in range(count):
         pronoun = future.last is not None and rng.random() < (0.75 if i else 0.3)
-        pronoun = pronoun or (future.held is not None and future.last is None and rng.random() < 0.3)
+        pronoun = pronoun or (
+            future.held is not None and future.last is None and rng.random() < 0.3
+        )
         task = pick_weighted(rng, ACTIONS)
         if pronoun and rng.random() < 0.7:
             task = rng.choice(('move', 'move', 'bring_me', 'bring_person'))
@@ -264,13 +325,16 @@ def make_turn(rng, world: World, split: str, count: int) -> tuple[Turn, World]:
             continue  # a refusal answers a single step, so that no plan needs to look ahead
         if len(calls) > 9:
             continue
-        user = wrap(rng, [s.text() for s in steps], question=kind == 'question' or fault == 'question')
+        user = wrap(
+            rng, [s.text() for s in steps], question=kind == 'question' or fault == 'question'
+        )
         turn = Turn(user, render_calls(calls), kind, keys, len(steps))
         return turn, after if kind in ('ok', 'question') else world
 
 
-def conversation(rng, split: str = 'train', size: str = 'medium', turns: int = 1,
-                 max_steps: int = 3) -> Conversation:
+def conversation(
+    rng, split: str = 'train', size: str = 'medium', turns: int = 1, max_steps: int = 3
+) -> Conversation:
     """Return one conversation. `split` is train or heldout."""
     world = random_world(rng, size)
     system, out = world.render(), []
@@ -297,7 +361,9 @@ def sample(rng, split: str = 'train', progress: float = 1.0) -> Conversation:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument('--split', choices=('train', 'heldout'), default='train')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--count', type=int, default=5)

@@ -1,6 +1,6 @@
 """Write a model directory as Hugging Face tools expect it.
 
-    python tools/planner/export.py --random 1 --out /tmp/planner     # untrained, to code against
+python tools/planner/export.py --random 1 --out /tmp/planner     # untrained, to code against
 """
 
 from __future__ import annotations
@@ -9,29 +9,45 @@ import argparse
 import json
 from pathlib import Path
 
-import torch
 from modeling import new_model, planner_config
 from safetensors.torch import load_file, save_file
+import torch
 
 
 def bf16_state(model) -> dict[str, torch.Tensor]:
     """Return what is stored: every weight rounded to bf16, the tied head left out."""
-    return {name: p.detach().to(torch.bfloat16).cpu().contiguous()
-            for name, p in model.named_parameters() if name != 'lm_head.weight'}
+    return {
+        name: p.detach().to(torch.bfloat16).cpu().contiguous()
+        for name, p in model.named_parameters()
+        if name != 'lm_head.weight'
+    }
 
 
 def write_config(config, out: Path) -> None:
     """Write config.json and generation_config.json (two tokens end a generation)."""
     fields = config.to_dict()
     fields.update(architectures=['Qwen3_5ForCausalLM'], dtype='bfloat16')
-    for name in ('transformers_version', '_name_or_path', 'chunk_size_feed_forward', 'id2label',
-                 'label2id', 'output_attentions', 'output_hidden_states', 'problem_type',
-                 'return_dict', 'is_encoder_decoder'):
+    for name in (
+        'transformers_version',
+        '_name_or_path',
+        'chunk_size_feed_forward',
+        'id2label',
+        'label2id',
+        'output_attentions',
+        'output_hidden_states',
+        'problem_type',
+        'return_dict',
+        'is_encoder_decoder',
+    ):
         fields.pop(name, None)
     (out / 'config.json').write_text(json.dumps(fields, indent=2, sort_keys=True) + '\n')
-    (out / 'generation_config.json').write_text(json.dumps(
-        {'bos_token_id': None, 'do_sample': False, 'eos_token_id': [2, 0], 'pad_token_id': 0},
-        indent=2) + '\n')
+    (out / 'generation_config.json').write_text(
+        json.dumps(
+            {'bos_token_id': None, 'do_sample': False, 'eos_token_id': [2, 0], 'pad_token_id': 0},
+            indent=2,
+        )
+        + '\n'
+    )
 
 
 def write_model(model, out: Path) -> None:
@@ -50,7 +66,9 @@ def load_rounded(model, path: Path):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument('--random', type=int, default=1, help='seed of the untrained weights')
     parser.add_argument('--out', type=Path, required=True)
     args = parser.parse_args()

@@ -6,7 +6,10 @@ import torch
 
 
 def orthogonalise(g: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """Drive the singular values of a batch of matrices towards 1 by a quintic Newton-Schulz iteration."""
+    """
+    Drive the singular values of a batch of matrices towards 1 by a quintic Newton-Schulz
+    iteration.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = g.bfloat16() if g.is_cuda else g.float()
     tall = x.shape[-2] > x.shape[-1]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 import hashlib
 import json
-from dataclasses import dataclass
 
-import words
 from phrases import QUESTIONS, TEMPLATES
-from world import LOW_BATTERY, Refusal, Thing, World, preposition
+from world import LOW_BATTERY, preposition, Refusal, Thing, World
 
 HELD_OUT_PERCENT = 8
 # Allowed on a low battery: none of these drives anywhere but home.
@@ -33,11 +32,15 @@ class Ref:
     pronoun: bool = False
 
     def matches(self, world: World) -> list[Thing]:
-        return [t for t in world.things if t.kind == self.kind
-                and (not self.name or t.name == self.name)
-                and (not self.colour or t.colour == self.colour)
-                and (not self.material or t.material == self.material)
-                and (not self.place or t.at == self.place)]
+        return [
+            t
+            for t in world.things
+            if t.kind == self.kind
+            and (not self.name or t.name == self.name)
+            and (not self.colour or t.colour == self.colour)
+            and (not self.material or t.material == self.material)
+            and (not self.place or t.at == self.place)
+        ]
 
     def resolve(self, world: World) -> Thing:
         if self.pronoun:
@@ -88,8 +91,13 @@ class Step:
 
     def text(self) -> str:
         table = QUESTIONS if self.task in QUESTIONS else TEMPLATES
-        slots = {'p': self.spoken_place, 'n': self.person, 'd': self.spoken, 'm': self.spoken,
-                 't': self.spoken}
+        slots = {
+            'p': self.spoken_place,
+            'n': self.person,
+            'd': self.spoken,
+            'm': self.spoken,
+            't': self.spoken,
+        }
         if self.place:
             slots['pp'] = f'{preposition(self.place)} {self.spoken_place}'
         if self.obj:
@@ -100,7 +108,9 @@ class Step:
         return table[self.task][self.template].format(**slots)
 
     def run(self, world: World) -> list[dict]:
-        """Apply the step to the world and return its calls; raise Refusal and leave it half done."""
+        """
+        Apply the step to the world and return its calls; raise Refusal and leave it half done.
+        """
         if self.task in QUESTIONS:
             return [{'skill': 'say', 'text': answer(self, world)}]
         thing = self.obj.resolve(world) if self.obj else None
@@ -156,7 +166,9 @@ def _at_thing(world, thing):
 def _push(step, world, thing, other, place, person):
     if world.held is thing:
         raise Refusal('gripper', f'I am already holding {thing.name}.')
-    return _at_thing(world, thing) + [{'skill': 'push', 'object': thing.name, 'direction': step.value}]
+    return _at_thing(world, thing) + [
+        {'skill': 'push', 'object': thing.name, 'direction': step.value}
+    ]
 
 
 def _switch(step, world, thing, other, place, person):
@@ -192,11 +204,21 @@ def _say(text):
 
 
 _ACTIONS = {
-    'goto_place': _goto, 'goto_person': _goto, 'goto_me': _goto, 'pick': _pick, 'move': _move,
+    'goto_place': _goto,
+    'goto_person': _goto,
+    'goto_me': _goto,
+    'pick': _pick,
+    'move': _move,
     'bring_me': lambda s, w, t, o, p, n: w.fetch(t) + w.hand(n),
     'bring_person': lambda s, w, t, o, p, n: w.fetch(t) + w.hand(n),
-    'pour': _pour, 'push': _push, 'on': _switch, 'off': _switch, 'open': _door, 'close': _door,
-    'look': _look, 'dock': _dock,
+    'pour': _pour,
+    'push': _push,
+    'on': _switch,
+    'off': _switch,
+    'open': _door,
+    'close': _door,
+    'look': _look,
+    'dock': _dock,
     'wipe': lambda s, w, t, o, p, n: w.go(p) + [{'skill': 'wipe', 'place': p}],
     'tell': lambda s, w, t, o, p, n: w.go(n) + [_say(s.value)],
     'say': lambda s, w, t, o, p, n: [_say(s.value)],
@@ -233,21 +255,28 @@ def answer(step: Step, world: World) -> str:
     if task == 'colour':
         return f'{thing.name} is {thing.colour}.'
     if task == 'content':
-        return f'{thing.name} is full of {thing.content}.' if thing.content else f'{thing.name} is empty.'
+        return (
+            f'{thing.name} is full of {thing.content}.'
+            if thing.content
+            else f'{thing.name} is empty.'
+        )
     if thing.at == '':
         return f'I am holding {thing.name}.'
     if thing.at in world.people:
         return f'{thing.at} has {thing.name}.'
     return f'{thing.name} is {preposition(thing.at)} {thing.at}.'
 
-
 def plan(steps: list[Step], world: World) -> tuple[list[dict], str]:
-    """Return (calls, kind). All or nothing: one step that cannot be done refuses the instruction."""
+    """
+    Return (calls, kind). All or nothing: one step that cannot be done refuses the instruction.
+    """
     world.route = ''
     try:
         if world.battery < LOW_BATTERY:
             if any(s.task not in QUESTIONS and s.task not in HARMLESS for s in steps):
-                raise Refusal('battery', f'My battery is at {world.battery} %, I have to dock first.')
+                raise Refusal(
+                    'battery', f'My battery is at {world.battery} %, I have to dock first.'
+                )
         calls = [call for step in steps for call in step.run(world)]
     except Refusal as refusal:
         return [{'skill': 'say', 'text': refusal.text}], refusal.kind

@@ -1,8 +1,8 @@
 """Scenes and what the skills do to them.
 
 A `World` is both the text of the system turn (`render`) and the state that the reference planner
-updates while a conversation goes on. Only the initial state is ever rendered: later turns must follow
-from the answers given so far, as they do on a robot that keeps one growing session.
+updates while a conversation goes on. Only the initial state is ever rendered: later turns must
+follow from the answers given so far, as they do on a robot that keeps one growing session.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ class Thing:
     material: str
     at: str
     heavy: bool = False
-    content: str | None = None   # '' is empty; None: no vessel
-    power: str | None = None     # 'on' or 'off'; None: no switch
+    content: str | None = None  # '' is empty; None: no vessel
+    power: str | None = None  # 'on' or 'off'; None: no switch
     moved: bool = False
 
     def line(self) -> str:
-        """Describe the thing, its id last: there a causal model has read all that the id stands for."""
+        """
+        Describe the thing, its id last: there a causal model has read all that the id stands for.
+        """
         parts = ['-', 'heavy' if self.heavy else '', self.colour, self.material, self.kind]
         if self.content is not None or self.power is not None:
             parts.append(f'({self.power or self.content or "empty"})')
@@ -69,23 +71,33 @@ class World:
     def render(self) -> str:
         """Return the system turn. The layout is part of what the model was trained on."""
         surfaces = [p for p in self.places if p in words.SURFACES]
-        containers = [f'{p} ({"closed" if self.closed[p] else "open"})'
-                      for p in self.places if p in words.CONTAINERS]
+        containers = [
+            f'{p} ({"closed" if self.closed[p] else "open"})'
+            for p in self.places
+            if p in words.CONTAINERS
+        ]
         spots = [p for p in self.places if p in words.SPOTS]
-        people = [f'{n} at {p}' + (' (speaking)' if n == self.speaker else '')
-                  for n, p in self.people.items()]
+        people = [
+            f'{n} at {p}' + (' (speaking)' if n == self.speaker else '')
+            for n, p in self.people.items()
+        ]
         gripper = f'holds {self.held.name}' if self.held else 'empty'
-        lines = [f'scene: {self.title}',
-                 f'robot: at {self.at}, gripper {gripper}, battery {self.battery} %']
-        for label, items in (('surfaces', surfaces), ('containers', containers), ('spots', spots),
-                             ('people', people)):
+        lines = [
+            f'scene: {self.title}',
+            f'robot: at {self.at}, gripper {gripper}, battery {self.battery} %',
+        ]
+        for label, items in (
+            ('surfaces', surfaces),
+            ('containers', containers),
+            ('spots', spots),
+            ('people', people),
+        ):
             if items:
                 lines.append(f'{label}: ' + ', '.join(items))
         lines.append('objects:')
         lines += [t.line() for t in self.things]
         return '\n'.join(lines)
-
-    # -- what the skills need and do; each returns the calls it adds --------------------------------
+    # -- what the skills need and do; each returns the calls it adds -----------------------------
     def go(self, target: str) -> list[dict]:
         if self.route == target:
             return []
@@ -133,7 +145,9 @@ def random_world(rng, size: str = 'medium') -> World:
     """Return a scene; `size` is small, medium, large or huge (about 100, 300, 700, 2000 tokens)."""
     low, high = {'small': (3, 9), 'medium': (10, 26), 'large': (27, 48), 'huge': (120, 195)}[size]
     count = rng.randint(low, high)
-    n_places = {'small': rng.randint(3, 7), 'medium': rng.randint(6, 12)}.get(size, rng.randint(9, 20))
+    n_places = {'small': rng.randint(3, 7), 'medium': rng.randint(6, 12)}.get(
+        size, rng.randint(9, 20)
+    )
     places = rng.sample(words.PLACES, n_places)
     if not any(p in words.SURFACES for p in places):
         places.append(rng.choice(words.SURFACES))
@@ -144,14 +158,20 @@ def random_world(rng, size: str = 'medium') -> World:
         if name not in names:
             names.append(name)
     world = World(
-        title=rng.choice(words.TITLES), places=places,
+        title=rng.choice(words.TITLES),
+        places=places,
         closed={p: rng.random() < 0.6 for p in places if p in words.CONTAINERS},
-        people={n: rng.choice(places) for n in names}, speaker=rng.choice(names), things=[],
+        people={n: rng.choice(places) for n in names},
+        speaker=rng.choice(names),
+        things=[],
         at=rng.choice(places + ['dock']),
-        battery=rng.randint(3, 19) if rng.random() < 0.06 else rng.randint(20, 100))
+        battery=rng.randint(3, 19) if rng.random() < 0.06 else rng.randint(20, 100),
+    )
     used: set[str] = set()
     kinds: dict[str, int] = {}
-    pool = rng.sample(words.TYPES, min(len(words.TYPES), max(3, int(count * rng.uniform(0.55, 0.95)))))
+    pool = rng.sample(
+        words.TYPES, min(len(words.TYPES), max(3, int(count * rng.uniform(0.55, 0.95))))
+    )
     while len(world.things) < count:
         kind = rng.choice(pool)
         if kinds.get(kind, 0) >= 3:
