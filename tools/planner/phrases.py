@@ -1,8 +1,8 @@
 """How people say it: templates for each task, and the wrappings of spoken language.
 
-Slots: {o} object, {q} second object, {p} place, {pp} preposition and place, {n} person, {d}
-direction, {m} message, {t} duration. Every ordinary template is an imperative, so that any opener fits it;
-templates that start with '!' are whole sentences and take no opener.
+Slots: {o} object, {q} second object, {p} place, {pp} preposition and place, {n} person,
+{d} direction, {m} message, {t} duration. Every ordinary template is an imperative, so that any
+opener fits it; templates that start with '!' are whole sentences and take no opener.
 """
 
 TEMPLATES = {
