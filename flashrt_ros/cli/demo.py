@@ -47,11 +47,11 @@ def demo(
         import rclpy
 
         from flashrt_ros.client import FlashrtClient
-    except ImportError as error:
+    except ImportError as missing:
         raise output.MissingError(
-            f'the demo needs ROS 2 and the interfaces of this package ({error}). Source '
+            f'the demo needs ROS 2 and the interfaces of this package ({missing}). Source '
             'setup.bash of your workspace, or run `make demo`, which installs what is missing; '
-            '`flashrt-ros doctor` tells more.') from error
+            '`flashrt-ros doctor` tells more.') from missing
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix='flashrt-demo-') as folder:
         namespace = f'/demo_{os.getpid()}'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any, TYPE_CHECKING
 
 from flashrt_ros.arena import Arena, Manifest, POSITION
 from flashrt_ros.cli.checks import guard, state
@@ -44,11 +44,12 @@ def closed_manifest(engine: Engine, sizes: Sizes) -> Check:
 def _refusals(engine: Engine) -> tuple[int, int]:
     """Bind the model to arenas whose manifest lacks one buffer; count those that are refused."""
     buffers = [b for b in engine.arena.manifest.buffers if b.name != POSITION]
+    plan: Any = type(engine.plan)
     refused = 0
     for missing in buffers:
         arena = Arena(Manifest([b for b in buffers if b is not missing]), 2, engine.arena.device)
         try:
-            type(engine.plan)(engine.model, arena)
+            plan(engine.model, arena)
         except Exception as error:
             refused += missing.name in str(error)
     return refused, len(buffers)
