@@ -108,18 +108,22 @@ class Ids:
 
     def hold(self, places: Pages | int) -> None:
         """Add one reference to each place, which must have one already."""
-        if (self.references[places] < 1).any():
+        counts = self.references[places]
+        lowest = counts if isinstance(places, int) else counts.min(initial=1)
+        if lowest < 1:
             raise AssertionError(f'{self.what} {places} are held after they were freed')
-        self.references[places] += 1
+        self.references[places] = counts + 1
 
     def release(self, places: Pages | int) -> None:
         """Give one reference of each place back; the last one frees it."""
-        self.references[places] -= 1
-        left = self.references[places]
-        if (left < 0).any():
+        left = self.references[places] - 1
+        lowest = left if isinstance(places, int) else left.min(initial=1)
+        if lowest < 0:
             raise AssertionError(f'{self.what} {places} are released twice')
-        for place in np.atleast_1d(places)[np.atleast_1d(left) == 0].tolist():
-            self._give_back(place)
+        self.references[places] = left
+        if lowest == 0:
+            for place in np.atleast_1d(places)[np.atleast_1d(left) == 0].tolist():
+                self._give_back(place)
 
     def locate(self, uids: Pages) -> Pages:
         """Return the held place of each uid, -1 where there is none."""
