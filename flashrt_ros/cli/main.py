@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import Annotated
@@ -11,6 +12,10 @@ import typer
 from flashrt_ros import __version__
 from flashrt_ros.cli import bench, capsules, demo, doctor, exits, output, verify
 from flashrt_ros.errors import FlashrtError
+
+# OpenMP threads that spin while they wait starve everything else on a small machine: a prefill of
+# the embedded model beside a busy core took 14 times as long. Read when torch is imported, later.
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
 
 app = typer.Typer(
     name='flashrt-ros', no_args_is_help=True, add_completion=False, rich_markup_mode='rich',

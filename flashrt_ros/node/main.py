@@ -26,6 +26,8 @@ _THREADS = 3
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the node until a signal ends it; return the exit code."""
+    # OpenMP threads that spin while they wait starve rclpy's; read when torch is imported, below.
+    os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())  # the second signal changes nothing
