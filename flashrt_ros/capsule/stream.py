@@ -18,7 +18,7 @@ from flashrt_ros.capsule import faults
 from flashrt_ros.capsule.wire import Region
 from flashrt_ros.errors import Corrupt
 
-BLOCK = 4 << 20  # bytes read and hashed at a time: large enough to stream, small enough to cache
+BLOCK = 1 << 20  # bytes read and hashed at a time: large enough to stream, small enough to cache
 PARALLEL = 1 << 20  # bytes of a region from which several threads hash it
 _VIEWS = 256  # memory views a system call takes, well below the limit of the kernel
 
