@@ -3,6 +3,7 @@
 #   PYTHON=python3.12 make setup      another interpreter
 #   PIP_ARGS='...' make setup         more arguments for pip, such as an index with CPU wheels
 #   T='test/test_interfaces.py' make test    only some tests; any pytest arguments
+#   ROS=jazzy make test               on the wheels of another distribution, in .venv-jazzy
 
 SHELL := /bin/bash
 .SHELLFLAGS := -e -u -o pipefail -c
@@ -12,12 +13,20 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 PIP_ARGS ?=
-VENV := .venv
+# Distribution of the wheels: kilted or jazzy. Each has its own .venv and its own build folder.
+ROS ?= kilted
+ifeq ($(filter $(ROS),kilted jazzy),)
+$(error ROS must be kilted or jazzy, not $(ROS))
+endif
+VENV := .venv$(if $(filter jazzy,$(ROS)),-jazzy)
+WHEELS := ros$(if $(filter jazzy,$(ROS)),-jazzy)
 S := $(VENV)/.stamps
 LOG := $(VENV)/.log
 PY := $(VENV)/bin/python
+# Versions that were tested together; for Jazzy its own ROS wheels, and all others of Kilted's list.
+PINS := $(if $(filter jazzy,$(ROS)),$(S)/constraints.txt,requirements/constraints.txt)
 STEP := $(PYTHON) scripts/step.py
-PIP := $(abspath $(PY)) -m pip install --disable-pip-version-check -c requirements/constraints.txt $(PIP_ARGS)
+PIP := $(abspath $(PY)) -m pip install --disable-pip-version-check -c $(PINS) $(PIP_ARGS)
 ABS := $(abspath $(VENV))
 
 INTERFACES := $(sort $(wildcard msg/*.msg srv/*.srv action/*.action cmake/*.cmake)) \
@@ -105,8 +114,12 @@ $(S)/venv:
 	@$(PYTHON) -m venv $(SITE) $(VENV)
 	@mkdir -p $(S) && echo $(SYSTEM_ROS) > $(S)/door && touch $@
 
+$(S)/constraints.txt: requirements/constraints.txt requirements/ros-jazzy-constraints.txt $(S)/venv
+	@{ grep -v '^ros-' requirements/constraints.txt; \
+	  cat requirements/ros-jazzy-constraints.txt; } > $@
+
 ifeq ($(SYSTEM_ROS),system)
-$(S)/tools: $(S)/venv requirements/constraints.txt
+$(S)/tools: $(S)/venv $(PINS)
 	@$(STEP) $(LOG)/tools.log '[2/5] build tools' $(PIP) 'setuptools>=77' wheel
 	@touch $@
 
@@ -118,9 +131,9 @@ $(S)/interfaces: $(S)/tools $(INTERFACES)
 	@$(STEP) $(LOG)/install.log '[5/5] installing flashrt_ros into $(VENV)' cmake --install build/system
 	@touch $@
 else
-$(S)/tools: $(S)/venv requirements/constraints.txt requirements/ros.txt requirements/ros-build.txt
+$(S)/tools: $(S)/venv $(PINS) requirements/$(WHEELS).txt requirements/$(WHEELS)-build.txt
 	@$(STEP) $(LOG)/ros.log '[2/5] installing the ROS 2 wheels' \
-	  $(PIP) -r requirements/ros.txt -r requirements/ros-build.txt
+	  $(PIP) -r requirements/$(WHEELS).txt -r requirements/$(WHEELS)-build.txt
 	@touch $@
 
 $(S)/interfaces: $(S)/tools $(INTERFACES)
@@ -134,7 +147,7 @@ $(S)/interfaces: $(S)/tools $(INTERFACES)
 	@touch $@
 endif
 
-$(S)/libraries: $(S)/tools requirements/constraints.txt requirements/runtime.txt \
+$(S)/libraries: $(S)/tools $(PINS) requirements/runtime.txt \
                 requirements/torch.txt requirements/behaviours.txt requirements/dev.txt
 	@$(STEP) $(LOG)/libraries.log '[3/5] installing torch, tokenizers and the test tools' \
 	  $(PIP) $(TORCH) -r requirements/runtime.txt -r requirements/behaviours.txt \
