@@ -26,8 +26,8 @@ from world import VERBS, World
 from flashrt_ros.capsule import accounts
 
 LONG = bool(os.environ.get('FLASHRT_LONG'))
-EXAMPLES = 1500 if LONG else 30
-OPERATIONS = 10_000 if LONG else 1_500
+EXAMPLES = 1000 if LONG else 20
+OPERATIONS = 10_000 if LONG else 1_000
 
 
 class Verbs(RuleBasedStateMachine):
@@ -80,7 +80,7 @@ def test_case_28_random_sequences_of_all_verbs(pool_mib):
 
 def test_case_30_budgets_and_memory_under_churn(tmp_path):
     """
-    1,500 random operations (10,000 with ``FLASHRT_LONG=1``), checked after each.
+    1,000 random operations (10,000 with ``FLASHRT_LONG=1``), checked after each.
 
     Byte-equal with the reference, the references counted again, no tier over its budget; resident
     memory does not grow over the second half.

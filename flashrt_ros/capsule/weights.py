@@ -8,7 +8,7 @@ inode, device), never by a name alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 import json
 import os
@@ -33,9 +33,15 @@ _SAMPLE = 64 << 10  # bytes hashed of a seeded tensor
 class ModelLike(Protocol):
     """What a fingerprint needs of a model."""
 
-    spec: str
     dtype: torch.dtype
-    weight_files: list[Path]
+
+    @property
+    def spec(self) -> str:
+        """Name it was loaded by."""
+
+    @property
+    def weight_files(self) -> Sequence[Path]:
+        """Files the weights came from; none for random ones."""
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Iterate over named weights."""

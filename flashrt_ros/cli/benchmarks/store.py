@@ -102,8 +102,8 @@ def _to_disk(engine: Engine, name: str, write: Any, measure: Any) -> None:
         return
     engine.store.files.remove(capsule)
     frozen = engine.store.promote(capsule)
-    measure('down_disk', lambda: engine.store.files and engine.store.files.write(
-        capsule, engine.lineage.pool, frozen))
+    files = engine.store.files
+    measure('down_disk', lambda: files.write(capsule, engine.lineage.pool, frozen))
     write()
     _leave(engine, name)
 
@@ -126,7 +126,7 @@ class _Plain:
         self.source = torch.ones(size, dtype=torch.uint8, device=device)
         self.target = torch.zeros_like(self.source)
         self.host = torch.zeros(size, dtype=torch.uint8, pin_memory=device.type == 'cuda')
-        self.block = torch.ones(size, dtype=torch.uint8).numpy()
+        self.block = memoryview(bytearray(size))
 
     def copy(self) -> None:
         self.target.copy_(self.source)
@@ -141,7 +141,7 @@ class _Plain:
         """Write a new file and fsync it, as a save must."""
         fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            view = memoryview(self.block)
+            view = self.block
             while view:
                 view = view[os.write(fd, view[:BLOCK]):]
             os.fsync(fd)
@@ -152,7 +152,7 @@ class _Plain:
         """Read the file into memory that was used before."""
         fd = os.open(self.path, os.O_RDONLY)
         try:
-            view = memoryview(self.block)
+            view = self.block
             while view:
                 count = os.readv(fd, [view[:BLOCK]])
                 if not count:
