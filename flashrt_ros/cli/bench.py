@@ -146,6 +146,17 @@ def decode(
         'transformers_token_p99_ms': 'its p99', 'ratio': 'ours / theirs'})
 
 
+@app.command('ros')
+def ros(
+    quick: Annotated[bool, typer.Option('--quick', help='Fewer repeats.')] = False,
+    model: ModelOption = 'embedded', device: DeviceOption = 'auto', threads: ThreadsOption = 0,
+    seed: SeedOption = 1, as_json: JsonOption = False,
+) -> int:
+    """What ROS costs: round trips, the way of a token, publishing; a bare peer beside each."""
+    from flashrt_ros.cli.benchmarks import ros_report
+    return ros_report.report(model, device, threads, seed, quick, as_json)
+
+
 def _oracle(engine: Any, wanted: bool) -> tuple[Any, str]:
     if not wanted:
         return None, 'not compared: --no-transformers'

@@ -1,0 +1,280 @@
+"""
+What the ROS side costs: round trips, the way of a token, publishing, each beside a bare peer.
+
+The node is a process of its own, and so is every peer. A probe in the node notes when its worker
+hands over a token (`CLOCK_MONOTONIC`, which all processes of a machine share).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+from flashrt_ros.cli import output
+from flashrt_ros.cli.benchmarks.ros_parts import CALLS, Calls
+from flashrt_ros.cli.benchmarks.timing import Samples
+
+CLIENTS = 8
+RATE = 10.0          # calls a second of each of the eight
+STRING_PERIOD = 0.01
+START = 60.0         # seconds that a process may take to come up
+#: limits of the design, in milliseconds and as a share; a machine that is busy misses them
+TARGETS = {'restore_streaming_over_own_ms': 2.0, 'restore_streaming_over_own_p99_ms': 5.0,
+           'token_latency_ms': 1.0, 'publishing_share': 0.02}
+
+
+class Part:
+    """One of the processes; it answers each command with one line."""
+
+    def __init__(self, role: str, environment: dict[str, str], folder: Path,
+                 *arguments: str, **options: object) -> None:
+        command = [sys.executable, '-m', 'flashrt_ros.cli.benchmarks.ros_parts', role]
+        for name, value in options.items():
+            command += [f'--{name}', str(value)]
+        command += arguments
+        self.log = folder / f'{role}.log'
+        with self.log.open('ab') as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                env=environment, cwd=folder)
+
+    def tell(self, **command: object) -> None:
+        """Send a command."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(command) + '\n')
+        self.process.stdin.flush()
+
+    def hear(self) -> Any:
+        """Wait for its answer."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith('@'):
+                return json.loads(line[1:])
+        raise RuntimeError(f'{self.log.stem} ended early: '
+                           f'{self.log.read_text(errors="replace")[-1500:]}')
+
+    def ask(self, **command: object) -> Any:
+        """Send a command and wait for its answer."""
+        self.tell(**command)
+        return self.hear()
+
+    def close(self) -> None:
+        """Close its stdin, at which it ends; the node needs a signal."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        if self.log.stem == 'node':
+            self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(10.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Bench:
+    """The run: who takes part, and what was measured."""
+
+    def __init__(self, folder: Path, environment: dict[str, str], options: dict[str, Any],
+                 quick: bool) -> None:
+        self.folder = folder
+        self.environment = environment
+        self.quick = quick
+        self.name = '/bench/flashrt'
+        self.probe = folder / 'probe.jsonl'
+        self.options = {**options, 'node': self.name, 'probe': self.probe}
+        self.parts: list[Part] = []
+        self.samples: dict[str, Samples] = {}
+
+    def part(self, role: str, *arguments: str, **more: object) -> Part:
+        """Start a process."""
+        self.parts.insert(0, Part(role, self.environment, self.folder, *arguments,
+                                  **self.options, **more))
+        return self.parts[0]  # the node, which comes first, is the last to end
+
+    def add(self, name: str, seconds: Any) -> None:
+        """Add measurements, in seconds."""
+        self.samples.setdefault(name, Samples()).seconds.extend(seconds)
+
+    def run(self, client: Any) -> dict[str, Any]:
+        """Measure everything and return the document."""
+        begun = time.monotonic()
+        engine = self.part('engine')
+        facts = engine.ask(do='find')
+        plain, talker, leaver = self.part('plain'), self.part('talker'), self.part('leaver')
+        client.wait_until_active(START)
+        client.generate(token_ids=facts['ids'], max_tokens=0, session='talk').result(START)
+        client.save('talk', 'talk', pin=True)
+        calls = Calls(client.node, self.name, 'main')
+        self.decode(engine, talker, leaver)
+        output.log(f'{time.monotonic() - begun:.0f} s: decoding is measured; now the services')
+        count = 40 if self.quick else 200
+        self.trips(calls, 'idle', count)
+        self.add('restore_own', engine.ask(do='restores', count=count))
+        plain.ask(period=STRING_PERIOD)
+        talker.ask(do='forever')
+        self.trips(calls, 'streaming', count)
+        self.heard('token_latency', 'string_latency', talker.ask(do='stop'))
+        output.log(f'{time.monotonic() - begun:.0f} s: now {CLIENTS} clients')
+        callers = [self.part('caller', session=f'c{number}') for number in range(CLIENTS)]
+        for caller in callers:
+            caller.hear()
+        talker.ask(do='forever')
+        for caller in callers:
+            caller.tell(seconds=3.0 if self.quick else 8.0, rate=RATE)
+        for caller in callers:
+            for key, seconds in caller.hear().items():
+                self.add(f'{key}_eight', seconds)
+        self.heard('token_latency_eight', 'string_latency_eight', talker.ask(do='stop'))
+        return self.document(facts)
+
+    def trips(self, calls: Calls, when: str, count: int) -> None:
+        """Alternate between the calls; the bare one stands between all others."""
+        for index in range(count + 5):
+            for key in ('list', 'trigger', 'save', 'restore'):
+                seconds, _ = calls.call(key)
+                if index >= 5:
+                    self.add(f'{key}_{when}', [seconds])
+
+    def decode(self, engine: Part, talker: Part, leaver: Part) -> None:
+        """Alternate blocks: bare engine, node that nobody hears, node with a client."""
+        for index in range(2 if self.quick else 7):
+            blocks = {'bare': _intervals(engine.ask(do='block'))}
+            seen = len(self.notes())
+            leaver.ask(do='goal')
+            blocks['alone'] = _intervals(_times(self.new_notes(seen)))
+            seen = len(self.notes())
+            heard = talker.ask(do='goal')
+            blocks['heard'] = _intervals(_times(self.new_notes(seen)))
+            if index:  # the first round warms up
+                for name, intervals in blocks.items():
+                    self.add(f'token_{name}', intervals)
+                    self.add(f'block_{name}', [statistics.fmean(intervals)])
+                self.heard('token_latency_only', '', heard)
+
+    def heard(self, name: str, string: str, found: dict[str, Any]) -> None:
+        """Hold what the talker heard against what the probe noted."""
+        noted = {(line['goal'], index): at for line in self.notes()
+                 for at, index, _ in line['pieces']}
+        late = []
+        for goal, index, count, at in found['arrivals']:
+            for token in range(index, index + count):
+                if (goal, token) in noted:
+                    late.append((at - noted[goal, token]) / 1e9)
+        self.add(name, late)
+        if string:
+            self.add(string, [value / 1e9 for value in found['strings']])
+
+    def notes(self) -> list[dict[str, Any]]:
+        """Return what the probe noted, a line a goal."""
+        if not self.probe.exists():
+            return []
+        return [json.loads(line) for line in self.probe.read_text().splitlines()
+                if line.endswith('}')]
+
+    def new_notes(self, seen: int) -> dict[str, Any]:
+        """Wait for the end of the goal that was sent, and return its notes."""
+        deadline = time.monotonic() + 60.0
+        while time.monotonic() < deadline:
+            found = self.notes()
+            if len(found) > seen:
+                return found[-1]
+            time.sleep(0.05)
+        raise RuntimeError('a goal of the benchmark did not end in 60 s')
+
+    def document(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """Return all figures, medians and 99th percentiles in milliseconds."""
+        get = self.samples
+        rows = []
+        for when in ('idle', 'streaming', 'eight'):
+            row: dict[str, Any] = {'when': when}
+            for key in CALLS:
+                row.update(get[f'{key}_{when}'].document(key))
+            row['restore_over_trigger'] = round(
+                get[f'restore_{when}'].median / get[f'trigger_{when}'].median, 3)
+            rows.append(row)
+        tokens: dict[str, Any] = {}
+        for name in ('token_latency_only', 'token_latency', 'string_latency',
+                     'token_latency_eight', 'string_latency_eight'):
+            tokens.update(get[name].document(name))
+        decode: dict[str, Any] = {}
+        for name in ('bare', 'alone', 'heard'):
+            decode.update(get[f'token_{name}'].document(f'token_{name}'))
+            decode[f'{name}_tokens_per_second'] = round(1e3 / get[f'block_{name}'].median, 2)
+        bare, alone, heard = (get[f'block_{name}'].median for name in ('bare', 'alone', 'heard'))
+        decode['node_over_bare'] = round(alone / bare, 4)
+        decode['heard_over_alone'] = round(heard / alone, 4)
+        decode['heard_over_bare'] = round(heard / bare, 4)
+        own = get['restore_own']
+        found = {
+            'restore_streaming_over_own_ms': get['restore_streaming'].median - own.median,
+            'restore_streaming_over_own_p99_ms': get['restore_streaming'].p99 - own.median,
+            'token_latency_ms': get['token_latency_only'].median,
+            'publishing_share': heard / alone - 1.0}
+        return {
+            'rows': rows, 'tokens': tokens, 'decode': decode, **own.document('restore_own'),
+            'targets': {name: {'found': round(found[name], 4), 'at_most': limit,
+                               'met': found[name] <= limit} for name, limit in TARGETS.items()},
+            'clients': CLIENTS, 'calls_a_second_each': RATE, 'cores': os.cpu_count(),
+            'load_average': [round(value, 2) for value in os.getloadavg()],
+            **facts['conditions']}
+
+    def close(self) -> None:
+        """End all processes but the node."""
+        for part in self.parts:
+            part.close()
+
+
+def measure(model: str, device: str, threads: int, seed: int, quick: bool) -> dict[str, Any]:
+    """Start node and peers in a domain of their own, measure, end them all."""
+    import tempfile
+
+    from flashrt_ros.cli.show.process import private_environment
+    domain = os.getpid() % 100 + 1
+    environment = private_environment(domain)
+    os.environ.update(environment)
+    import rclpy
+
+    from flashrt_ros.client import FlashrtClient
+    tokens = 64 if quick else 256
+    options = {'model': model, 'device': device, 'threads': threads, 'seed': seed,
+               'tokens': tokens, 'prompt': 192, 'context': 1024}
+    with tempfile.TemporaryDirectory(prefix='flashrt-bench-') as folder:
+        place = Path(folder)
+        bench = Bench(place, environment, options, quick)
+        rclpy.init(domain_id=domain)
+        client = None
+        try:
+            bench.part('node', *_node_arguments(options))
+            client = FlashrtClient(rclpy.create_node('bench'), bench.name, timeout=20.0)
+            return bench.run(client)
+        finally:
+            if client is not None:
+                client.destroy()
+            bench.close()
+            rclpy.try_shutdown()
+
+
+def _node_arguments(options: dict[str, Any]) -> list[str]:
+    """Return what makes the node: the model of the bare engine, and a message for each token."""
+    parameters = {'autostart': 'true', 'model.path': options['model'], 'device': options['device'],
+                  'model.threads': options['threads'], 'context.max_tokens': options['context'],
+                  'stream.max_rate_hz': 0.0}
+    arguments = ['--ros-args', '-r', '__ns:=/bench']
+    for name, value in parameters.items():
+        arguments += ['-p', f'{name}:={value}']
+    return arguments
+
+
+def _times(line: dict[str, Any]) -> list[int]:
+    return [at for at, _, _ in line['pieces']]
+
+
+def _intervals(times: list[int]) -> list[float]:
+    return [(after - before) / 1e9 for before, after in zip(times, times[1:])]

@@ -1,0 +1,290 @@
+"""
+The processes of `bench ros` beside the node: each takes JSON lines on stdin and answers each.
+
+``node`` is the node itself, with a probe that notes when the worker handed over each token;
+``engine`` is a bare engine with the same model; ``plain`` serves a bare Trigger and publishes a
+bare String; ``talker`` sends goals and hears their tokens; ``caller`` is one of eight clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import json
+import select
+import sys
+import time
+from typing import Any
+
+TRIGGER, STRING = 'plain_trigger', 'plain_string'
+CALLS = ('list', 'save', 'restore', 'trigger')
+
+
+def commands() -> Iterator[dict[str, Any]]:
+    """Yield what the parent says, until it closes the pipe."""
+    for line in sys.stdin:
+        yield json.loads(line)
+
+
+def answer(document: Any) -> None:
+    """Answer the command."""
+    print('@' + json.dumps(document), flush=True)
+
+
+def told() -> bool:
+    """Tell whether the parent has said something."""
+    return bool(select.select([sys.stdin], [], [], 0)[0])
+
+
+class Calls:
+    """
+    Round trips of the node's services and of the bare Trigger, by the same means.
+
+    :param name: of the node.
+    :param session: whose state is saved and restored.
+    """
+
+    def __init__(self, node: Any, name: str, session: str) -> None:
+        from rclpy.executors import SingleThreadedExecutor
+        from std_srvs.srv import Trigger
+
+        from flashrt_ros import srv
+        self.executor = SingleThreadedExecutor()
+        self.executor.add_node(node)
+        own = f'bench_{session}'
+        self._requests = {
+            'list': srv.ListCapsules.Request(),
+            'save': srv.SaveCapsule.Request(session=session, capsule=own, overwrite=True),
+            'restore': srv.RestoreCapsule.Request(session=session, capsule='talk', on_busy=2),
+            'trigger': Trigger.Request()}
+        kinds = {'list': srv.ListCapsules, 'save': srv.SaveCapsule, 'restore': srv.RestoreCapsule}
+        names = {'list': 'list_capsules', 'save': 'save_capsule', 'restore': 'restore_capsule'}
+        self._clients = {
+            key: node.create_client(kind, f'{name}/{names[key]}') for key, kind in kinds.items()}
+        self._clients['trigger'] = node.create_client(Trigger, f'{name}/{TRIGGER}')
+        for client in self._clients.values():
+            if not client.wait_for_service(20.0):
+                raise TimeoutError(f'{client.srv_name} did not come up')
+        self.call('restore')
+
+    def call(self, key: str) -> tuple[float, Any]:
+        """Call once; return the round trip in seconds and the response."""
+        begun = time.perf_counter()
+        future = self._clients[key].call_async(self._requests[key])
+        self.executor.spin_until_future_complete(future, 20.0)
+        elapsed = time.perf_counter() - begun
+        response = future.result()
+        if response is None or getattr(response, 'error_code', 0):
+            raise RuntimeError(f'{key}: {getattr(response, "error_msg", "no answer in 20 s")}')
+        return elapsed, response
+
+
+def engine(wanted: Any) -> None:
+    """Be the bare engine."""
+    import torch
+
+    from flashrt_ros.cli.benchmarks.timing import conditions, random_ids
+    from flashrt_ros.engine import Engine, EngineConfig, GenerateRequest
+    bare = Engine(EngineConfig(model=wanted.model, device=wanted.device, threads=wanted.threads,
+                               context=wanted.context))
+    vocabulary = bare.model.config.vocab_size
+
+    def block() -> list[int]:
+        times: list[int] = []
+        bare.generate(GenerateRequest(capsule='talk', max_tokens=wanted.tokens, temperature=0.0),
+                      lambda _: times.append(time.monotonic_ns()))
+        return times
+
+    def find() -> list[int]:
+        """Return a prompt whose greedy answer does not end by itself, as far as one is found."""
+        best: tuple[int, list[int]] = (0, [])
+        for seed in range(wanted.seed, wanted.seed + 12):
+            ids = random_ids(vocabulary, wanted.prompt, seed)
+            bare.reset()
+            bare.append(token_ids=ids)
+            bare.save(name='talk', overwrite=True)
+            best = max(best, (len(block()), ids))
+            if best[0] >= wanted.tokens:
+                break
+        bare.reset()
+        bare.append(token_ids=best[1])
+        bare.save(name='talk', overwrite=True)
+        return best[1]
+
+    def restores(count: int) -> list[float]:
+        """Restore as the callers do: another session, which stands where it was restored to."""
+        bare.restore('other', 'talk')
+        seconds = []
+        for _ in range(count):
+            begun = time.perf_counter()
+            bare.restore('other', 'talk')
+            seconds.append(time.perf_counter() - begun)
+        return seconds
+
+    for command in commands():
+        match command['do']:
+            case 'find':
+                answer({'ids': find(), 'conditions': conditions(bare, wanted.seed),
+                        'threads': torch.get_num_threads()})
+            case 'block':
+                answer(block())
+            case 'restores':
+                answer(restores(command['count']))
+    bare.close()
+
+
+def plain(wanted: Any) -> None:
+    """Be the bare server: a Trigger, and a String topic on request."""
+    import threading
+
+    import rclpy
+    from std_msgs.msg import String
+    from std_srvs.srv import Trigger
+    rclpy.init()
+    node = rclpy.create_node('plain')
+
+    def handle(_: Trigger.Request, response: Trigger.Response) -> Trigger.Response:
+        response.success = True
+        return response
+
+    def listen() -> None:
+        for command in commands():
+            state['period'] = command['period']
+            answer('ok')
+        state['period'] = -1.0
+
+    state = {'period': 0.0}
+    publisher = node.create_publisher(String, f'{wanted.node}/{STRING}', 256)
+    node.create_service(Trigger, f'{wanted.node}/{TRIGGER}', handle)
+    threading.Thread(target=listen, daemon=True).start()
+    sent = time.monotonic()
+    while (period := state['period']) >= 0:
+        rclpy.spin_once(node, timeout_sec=min(0.05, max(0.0, sent + period - time.monotonic()))
+                        if period else 0.05)
+        if period and time.monotonic() >= sent + period:
+            sent = time.monotonic()
+            publisher.publish(String(data=str(time.monotonic_ns())))
+
+
+def talker(wanted: Any) -> None:
+    """Send goals, one after the other, and note when each token arrives."""
+    import rclpy
+    from std_msgs.msg import String
+
+    from flashrt_ros.client import FlashrtClient
+    from flashrt_ros.msg import Token
+    arrivals: list[tuple[str, int, int, int]] = []
+    strings: list[int] = []
+    endings: list[int] = []
+
+    def hear(token: Token) -> None:
+        now = time.monotonic_ns()
+        arrivals.append((bytes(token.goal_id.uuid).hex(), token.index, len(token.token_ids), now))
+
+    rclpy.init()
+    node = rclpy.create_node('talker')
+    node.create_subscription(Token, f'{wanted.node}/tokens', hear, 256)
+    node.create_subscription(String, f'{wanted.node}/{STRING}', lambda message: strings.append(
+        time.monotonic_ns() - int(message.data)), 256)
+    client = FlashrtClient(node, wanted.node, timeout=20.0)
+
+    def goal() -> None:
+        stream = client.generate(session='talk', capsule='talk', max_tokens=wanted.tokens,
+                                 temperature=0.0, on_busy='wait')
+        endings.append(stream.result(60.0).completion_tokens)
+
+    for command in commands():
+        if command['do'] == 'stop':
+            continue  # it has ended what ran, and that is answered
+        client.wait_for(_after(0.3), 1.0)  # what came while nobody looked is not late
+        arrivals.clear()
+        strings.clear()
+        endings.clear()
+        if command['do'] == 'forever':
+            answer('started')
+            while not told():
+                goal()
+        else:
+            goal()
+        client.wait_for(_after(0.1), 1.0)  # the last tokens
+        answer({'arrivals': arrivals, 'strings': strings, 'endings': endings})
+
+
+def leave_alone(wanted: Any) -> None:
+    """Send one goal and go away once it is accepted: nobody listens to its tokens."""
+    import rclpy
+
+    from flashrt_ros.client import FlashrtClient
+    for _ in commands():
+        rclpy.init()
+        client = FlashrtClient(rclpy.create_node('leaves'), wanted.node, timeout=20.0)
+        stream = client.generate(session='talk', capsule='talk', max_tokens=wanted.tokens,
+                                 temperature=0.0, on_busy='wait')
+        client.wait_for(lambda stream=stream: stream.handle is not None, 20.0)
+        client.destroy()
+        rclpy.shutdown()
+        answer('left')
+
+
+def caller(wanted: Any) -> None:
+    """Be one of the clients: paced calls, as a robot makes them."""
+    import rclpy
+    rclpy.init()
+    calls = Calls(rclpy.create_node(f'caller_{wanted.session}'), wanted.node, wanted.session)
+    answer('ready')
+    for command in commands():
+        seconds: dict[str, list[float]] = {key: [] for key in CALLS}
+        until = time.monotonic() + command['seconds']
+        due, number = time.monotonic(), 0
+        while time.monotonic() < until:
+            key = CALLS[number % len(CALLS)]
+            seconds[key].append(calls.call(key)[0])
+            number += 1
+            due = max(due + 1.0 / command['rate'], time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
+        answer(seconds)
+
+
+def _after(seconds: float) -> Any:
+    until = time.monotonic() + seconds
+    return lambda: time.monotonic() >= until
+
+
+def node(wanted: Any) -> int:
+    """Be the node, and write down when its worker handed over each token (steady clock, ns)."""
+    from flashrt_ros.node import main, publishers
+    notes: dict[bytes, list[tuple[int, int, int]]] = {}
+    put_piece, put_end = publishers.Outbox.put_piece, publishers.Outbox.put_end
+
+    def noted_piece(self: Any, goal: Any, piece: Any) -> None:
+        now = time.monotonic_ns()
+        notes.setdefault(id(goal), []).append((now, piece.index, len(piece.token_ids)))  # type: ignore[call-overload]
+        put_piece(self, goal, piece)
+
+    def noted_end(self: Any, goal: Any, then: Any) -> None:
+        put_end(self, goal, then)
+        line = {'goal': bytes(goal.id.uuid).hex(), 'pieces': notes.pop(id(goal), [])}  # type: ignore[call-overload]
+        with open(wanted.probe, 'a', encoding='ascii') as file:
+            file.write(json.dumps(line) + '\n')
+
+    publishers.Outbox.put_piece = noted_piece  # type: ignore[method-assign]
+    publishers.Outbox.put_end = noted_end  # type: ignore[method-assign]
+    return main.main()
+
+
+def main() -> int:
+    """Be one of them."""
+    import argparse
+    parser = argparse.ArgumentParser()
+    parser.add_argument('role')
+    for option in ('--model', '--device', '--node', '--session', '--probe'):
+        parser.add_argument(option, default='')
+    for option in ('--threads', '--context', '--tokens', '--prompt', '--seed'):
+        parser.add_argument(option, type=int, default=0)
+    wanted, _ = parser.parse_known_args()
+    roles = {'node': node, 'engine': engine, 'plain': plain, 'talker': talker, 'caller': caller,
+             'leaver': leave_alone}
+    return roles[wanted.role](wanted) or 0  # type: ignore[operator]
+
+
+if __name__ == '__main__':
+    sys.exit(main())
