@@ -10,6 +10,7 @@ from typing import Any
 
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
+from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
 from rclpy.lifecycle.node import LifecycleNodeMixin
 from rclpy.node import Node
@@ -209,6 +210,16 @@ class CapsuleNode(LifecycleNodeMixin, Node):
                 self._complain('Ending', error)
 
     # -- inside -----------------------------------------------------------------------------
+
+    def _LifecycleNodeMixin__change_state(  # noqa: N802 - rclpy's own name, after mangling
+            self, transition_id: int) -> TransitionCallbackReturn:
+        # On Jazzy a transition that does not exist from here is let out as an exception, and the
+        # client that asked for it waits for ever. Newer versions answer, as here.
+        try:
+            return super()._LifecycleNodeMixin__change_state(transition_id)
+        except rclpy_implementation.RCLError as error:
+            self.get_logger().error(f'Unable to start transition {transition_id}: {error}')
+            return ERROR
 
     def _enter(self, lifecycle: str) -> None:
         self.failure = ''
