@@ -18,8 +18,11 @@ OVER = (Status.SUCCESS, Status.FAILURE)
 
 
 def board(variable: str) -> Any:
-    """Return a variable of the blackboard."""
-    return py_trees.blackboard.Blackboard.get(variable)
+    """Return a variable of the blackboard, None where it is not there yet."""
+    try:
+        return py_trees.blackboard.Blackboard.get(variable)
+    except KeyError:
+        return None
 
 
 def code(variable: str) -> str:

@@ -28,7 +28,8 @@ class Generate(Bound):
     * :data:`~py_trees.common.Status.SUCCESS`: the answer is whole (``finish_reason`` STOP,
       LENGTH)
     * :data:`~py_trees.common.Status.FAILURE`: every other end: a refusal, a cancel or preemption by
-      someone else, TIMEOUT, a fault, a rejected goal, or the node went away
+      someone else, TIMEOUT, a fault, a rejected goal, or the node went away. DDS takes some 20 s to
+      miss a killed process: `timeout` bounds that
 
     The Generate.Result is the blackboard variable ``key`` then, None before: ``answer.text``,
     ``answer.error_code``, ``answer.error_msg``, ``answer.position`` and so on. After a failure it

@@ -101,7 +101,7 @@ class ReadTokens(Bound):
         self.shutdown()
         super().setup(**kwargs)
         self._subscription = self.connection.node.create_subscription(
-            Token, f'{self.server.rstrip("/")}/tokens', self._fresh.append,
+            Token, f'{self.server.rstrip("/")}/tokens', self._take,
             QoSProfile(depth=256, reliability=ReliabilityPolicy.RELIABLE))
 
     def shutdown(self) -> None:
@@ -109,6 +109,9 @@ class ReadTokens(Bound):
         if self._subscription is not None:
             self.connection.node.destroy_subscription(self._subscription)
             self._subscription = None
+
+    def _take(self, token: Token) -> None:
+        self._fresh.append(token)
 
     def initialise(self) -> None:
         """Begin to listen."""
