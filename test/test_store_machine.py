@@ -28,6 +28,7 @@ from flashrt_ros.capsule import accounts
 LONG = bool(os.environ.get('FLASHRT_LONG'))
 EXAMPLES = 1000 if LONG else 20
 OPERATIONS = 10_000 if LONG else 1_000
+pytestmark = pytest.mark.timeout(7200 if LONG else 300)
 
 
 class Verbs(RuleBasedStateMachine):
