@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from flashrt_ros import __version__
-from flashrt_ros.cli import bench, capsules, demo, doctor, exits, output, verify
+from flashrt_ros.cli import bench, call, capsules, demo, doctor, exits, output, top, verify
 from flashrt_ros.errors import FlashrtError
 
 # OpenMP threads that spin while they wait starve everything else on a small machine: a prefill of
@@ -24,6 +24,8 @@ app.command('demo')(demo.demo)
 app.command('verify')(verify.verify)
 app.add_typer(bench.app, name='bench')
 app.add_typer(capsules.app, name='capsule')
+app.add_typer(call.app, name='call')
+app.command('top')(top.top)
 app.command('doctor')(doctor.doctor)
 
 

@@ -216,7 +216,7 @@ class CapsuleNode(LifecycleNodeMixin, Node):
         # On Jazzy a transition that does not exist from here is let out as an exception, and the
         # client that asked for it waits for ever. Newer versions answer, as here.
         try:
-            return super()._LifecycleNodeMixin__change_state(transition_id)
+            return super()._LifecycleNodeMixin__change_state(transition_id)  # type: ignore[misc]
         except rclpy_implementation.RCLError as error:
             self.get_logger().error(f'Unable to start transition {transition_id}: {error}')
             return ERROR

@@ -72,8 +72,8 @@ class Calls:
         future = self._clients[key].call_async(self._requests[key])
         self.executor.spin_until_future_complete(future, 20.0)
         elapsed = time.perf_counter() - begun
-        response = future.result()
-        if response is None or getattr(response, 'error_code', 0):
+        response: Any = future.result()
+        if response is None or getattr(response, 'error_code', False):
             raise RuntimeError(f'{key}: {getattr(response, "error_msg", "no answer in 20 s")}')
         return elapsed, response
 
@@ -219,7 +219,8 @@ def leave_alone(wanted: Any) -> None:
         client = FlashrtClient(rclpy.create_node('leaves'), wanted.node, timeout=20.0)
         stream = client.generate(session='talk', capsule='talk', max_tokens=wanted.tokens,
                                  temperature=0.0, on_busy='wait')
-        client.wait_for(lambda stream=stream: stream.handle is not None, 20.0)
+        while stream.handle is None:
+            client.wait_for(_after(0.002), None)
         client.destroy()
         rclpy.shutdown()
         answer('left')
@@ -252,17 +253,17 @@ def _after(seconds: float) -> Any:
 def node(wanted: Any) -> int:
     """Be the node, and write down when its worker handed over each token (steady clock, ns)."""
     from flashrt_ros.node import main, publishers
-    notes: dict[bytes, list[tuple[int, int, int]]] = {}
+    notes: dict[int, list[tuple[int, int, int]]] = {}
     put_piece, put_end = publishers.Outbox.put_piece, publishers.Outbox.put_end
 
     def noted_piece(self: Any, goal: Any, piece: Any) -> None:
         now = time.monotonic_ns()
-        notes.setdefault(id(goal), []).append((now, piece.index, len(piece.token_ids)))  # type: ignore[call-overload]
+        notes.setdefault(id(goal), []).append((now, piece.index, len(piece.token_ids)))
         put_piece(self, goal, piece)
 
     def noted_end(self: Any, goal: Any, then: Any) -> None:
         put_end(self, goal, then)
-        line = {'goal': bytes(goal.id.uuid).hex(), 'pieces': notes.pop(id(goal), [])}  # type: ignore[call-overload]
+        line = {'goal': bytes(goal.id.uuid).hex(), 'pieces': notes.pop(id(goal), [])}
         with open(wanted.probe, 'a', encoding='ascii') as file:
             file.write(json.dumps(line) + '\n')
 
@@ -283,7 +284,7 @@ def main() -> int:
     wanted, _ = parser.parse_known_args()
     roles = {'node': node, 'engine': engine, 'plain': plain, 'talker': talker, 'caller': caller,
              'leaver': leave_alone}
-    return roles[wanted.role](wanted) or 0  # type: ignore[operator]
+    return roles[wanted.role](wanted) or 0
 
 
 if __name__ == '__main__':
