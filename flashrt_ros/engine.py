@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 import itertools
 import time
 from typing import Any, Literal
@@ -20,20 +21,14 @@ import torch
 
 from flashrt_ros import aligned, sampling
 from flashrt_ros.aligned import Aligned
-from flashrt_ros.arena import Arena
+from flashrt_ros.assembly import assemble, build_plan
 from flashrt_ros.capsule import accounts
-from flashrt_ros.capsule import fingerprint as fingerprints
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.capsule import Capsule, CapsuleInfo
-from flashrt_ros.capsule.lineage import Lineage
-from flashrt_ros.capsule.pool import Frozen, Pool
-from flashrt_ros.capsule.remote import open_tier
-from flashrt_ros.capsule.store import Store
-from flashrt_ros.config import check_memory, choose_device, EngineConfig
+from flashrt_ros.capsule.pool import Frozen
+from flashrt_ros.config import EngineConfig
 from flashrt_ros.control import Control, FinishReason
 from flashrt_ros.errors import Busy, Canceled, DeadlineExceeded, InvalidArgument, Preempted
-from flashrt_ros.models import load_model
-from flashrt_ros.plan import EagerPlan, manifest_of, Plan
 from flashrt_ros.prompting import Prompting, Turn
 from flashrt_ros.results import (
     AppendResult,
@@ -50,7 +45,7 @@ from flashrt_ros.ring import Ring
 from flashrt_ros.sampling import Sampling
 from flashrt_ros.session import check_room, Piece, Session
 from flashrt_ros.sessions import DEFAULT_SESSION, Sessions
-from flashrt_ros.text import StopMatcher, Text
+from flashrt_ros.text import StopMatcher
 
 __all__ = ['AppendResult', 'CapsuleInfo', 'Control', 'Engine', 'EngineConfig', 'FinishReason',
            'ForkResult', 'GenerateRequest', 'Generation', 'Piece', 'RestoreResult',
@@ -69,48 +64,16 @@ class Engine:
 
     def __init__(self, config: EngineConfig,
                  progress: Callable[[str], None] | None = None) -> None:
-        tell = progress or (lambda words: None)
         begin = time.monotonic()
         self.config = config
-        device = choose_device(config.device, tell)
-        if config.threads:
-            torch.set_num_threads(config.threads)
-        if device == 'cuda':
-            from flashrt_ros.cuda import available
-            available.check_memory(config.model, config.dtype, config.context, config.pool_bytes)
-        tell(f'loading model {config.model}')
-        dtype = 'float32' if (config.dtype, device) == ('auto', 'cpu') else config.dtype
-        self.model = load_model(config.model, dtype=dtype, device=device)
-        vocabulary = self.model.config.vocab_size
-        if config.context > self.model.config.max_positions:
-            raise InvalidArgument(
-                f'a context of {config.context} tokens is more than the '
-                f'{self.model.config.max_positions} positions of {config.model}; configure less.')
-        source = self.model.source_dir
-        self.text = Text.load(source) if source else Text.bytes_only(vocabulary)
-        tell(f'allocating a context of {config.context} tokens')
-        manifest = manifest_of(self.model, vocabulary)
-        on_host = manifest.storage_bytes(config.context) + config.pool_bytes
-        check_memory(config.host_bytes + (on_host if device == 'cpu' else 0))
-        self.arena = Arena(manifest, config.context, device)
-        self.plan = self._build_plan(self.arena)
-        self.lineage = Lineage(self.arena, Pool(manifest, config.pool_bytes, device))
-        soft = {}
-        if device == 'cuda':
-            from flashrt_ros.cuda.compiler import sources_digest
-            from flashrt_ros.cuda.copies import Mover
-            self.lineage.mover = Mover(self.arena, self.lineage.pool)
-            soft['cuda_sources'] = sources_digest()
-        tell('taking the fingerprint')
-        self.fingerprint = fingerprints.build(self.model, manifest, self.text, device,
-                                              self.plan.grid, soft=soft)
-        disk = open_tier(config.directory, config.disk_bytes) if config.directory else None
-        host = Pool(manifest, config.host_bytes, min_blocks=1, option='capsules.host_bytes',
-                    pinned=device == 'cuda') if config.host_bytes else None
-        self.store = Store(self.lineage, self.fingerprint, config.context, disk, host)
+        parts = assemble(config, progress or _ignore)
+        self.model, self.text = parts.model, parts.text
+        self.arena, self.plan = parts.arena, parts.plan
+        self.lineage, self.store = parts.lineage, parts.store
+        self.fingerprint = parts.fingerprint
         sampling.write(self.arena, config.sampling, 0)
         self._empty, _ = self.lineage.save()
-        self._prompting = Prompting(self.text, vocabulary)
+        self._prompting = Prompting(self.text, self.model.config.vocab_size)
         self._sessions = Sessions(self.lineage, self._save, self._empty, self._new_session,
                                   config.max_sessions)
         self.store.light = self._sessions.light
@@ -121,12 +84,6 @@ class Engine:
 
     def _save(self) -> tuple[Frozen, int]:
         return self.store.make_room(self.lineage.save)
-
-    def _build_plan(self, arena: Arena) -> Plan:
-        if arena.device.type == 'cuda':
-            from flashrt_ros.cuda.plan import CudaGraphPlan
-            return CudaGraphPlan(self.model, arena)
-        return EagerPlan(self.model, arena)
 
     def _new_session(self, name: str, epoch: int) -> Session:
         config = self.config
@@ -382,7 +339,7 @@ class Engine:
             if not rebuild:
                 return aligned.from_kept(target, full, copied, self.lineage.pool)
             return aligned.rebuild(target, full, copied, self.lineage, self._empty,
-                                   self._build_plan, self.store.make_room)
+                                   partial(build_plan, self.model), self.store.make_room)
         finally:
             self.lineage.pool.release(full)
 

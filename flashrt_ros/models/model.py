@@ -203,7 +203,7 @@ class Binding:
         self._head = model.head_weight
 
     @torch.inference_mode()
-    def fold(self, ids: Tensor, position: int, want_logits: bool = True) -> Tensor | None:
+    def fold(self, ids: Tensor, position: int) -> Tensor:
         """
         Run ``T`` tokens through the model into the state.
 
@@ -213,8 +213,7 @@ class Binding:
 
         :param ids: int64 ``[T]``, ``T >= 1``.
         :param position: number of tokens folded so far.
-        :return: fp32 ``[vocab_size]`` logits of what follows the last token, a fresh tensor; None
-            where they are not wanted.
+        :return: fp32 ``[vocab_size]`` logits of what follows the last token, a fresh tensor.
         :raises InvalidArgument: when the tokens do not fit; nothing has been written then.
         """
         end = position + ids.shape[0]
@@ -224,4 +223,4 @@ class Binding:
         x = F.embedding(ids, self._table)
         for block in self._blocks:
             x = block(x, position)
-        return head(x, self._norm, self._head) if want_logits else None
+        return head(x, self._norm, self._head)
