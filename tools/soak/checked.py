@@ -14,6 +14,7 @@ from flashrt_ros.errors import DeadlineExceeded, FlashrtError
 from flashrt_ros.msg import Token
 
 PATIENCE = 60.0    # seconds until a call counts as stuck
+TAIL = 20.0        # seconds that the last tokens may come after the result
 
 
 class CheckedClient:
@@ -54,6 +55,15 @@ class CheckedClient:
         for _ in stream:
             pass
         tokens = stream.tokens
+        if not tokens or tokens[-1].finish_reason == Token.RUNNING:
+            # Where a packet was lost, DDS asks for it at its next heartbeat, seconds later, and
+            # the iterator does not wait that long for the tail. But it has to come.
+            self.ledger.count('late tails')
+            try:
+                self.client.wait_for(lambda: bool(tokens) and tokens[-1].finish_reason > 0,
+                                     TAIL, what='the tail of a stream')
+            except DeadlineExceeded as error:
+                self.ledger.violation('the tail of a stream never came', error=error)
         self.ledger.count('messages', len(tokens))
         self.ledger.expect([t.seq for t in tokens] == list(range(len(tokens))), 'seq',
                            found=[t.seq for t in tokens][:50])

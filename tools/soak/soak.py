@@ -18,6 +18,7 @@ import json
 import os
 from pathlib import Path
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -51,6 +52,7 @@ def main() -> int:
     wanted = parser.parse_args()
     if wanted.role:
         return _role(wanted)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # tidies up on the way
     with tempfile.TemporaryDirectory(prefix='flashrt-soak-') as folder:
         report = soak(wanted, Path(folder))
     text = json.dumps(report, indent=1)
