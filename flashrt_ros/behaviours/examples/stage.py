@@ -8,15 +8,20 @@ from contextlib import contextmanager
 import json
 import os
 from pathlib import Path
+import signal
 import sys
 import tempfile
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import py_trees
 from py_trees.common import Status
 
 import flashrt_ros
+
+if TYPE_CHECKING:
+    from flashrt_ros.client import FlashrtClient
 
 _OVER = (Status.SUCCESS, Status.FAILURE)
 Create = Callable[[str, str], py_trees.behaviour.Behaviour]
@@ -49,44 +54,70 @@ def play(create: Create, options: argparse.Namespace,
     :param create: makes the tree, for a server and a session.
     :param options: of `arguments`.
     :param report: returns the last line for a tree that succeeded.
-    :returns: the exit code: 0 for SUCCESS, 1 for FAILURE, 2 where it took too long.
+    :returns: the exit code: 0 for SUCCESS, 1 for FAILURE, 2 where it took too long, 130 where a
+        signal ended it.
     """
     if hasattr(sys.stdout, 'reconfigure'):
         sys.stdout.reconfigure(errors='replace')  # a tree has signs that not every terminal has
+    def leave(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, leave)
     with _server(options) as server:
         import rclpy
         from rclpy.executors import SingleThreadedExecutor
+        from rclpy.signals import SignalHandlerOptions
 
-        from flashrt_ros.behaviours import is_settled
         from flashrt_ros.client import FlashrtClient
-        rclpy.init(args=[])
+        from flashrt_ros.errors import FlashrtError
+
+        # With the handlers of rclpy a signal would end the context, and nothing could be tidied.
+        rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
         node = rclpy.create_node(f'tree_{os.getpid()}')
         client = FlashrtClient(node, server)
         executor = SingleThreadedExecutor()
         executor.add_node(node)
         thread = threading.Thread(target=executor.spin)
         thread.start()
-        session = f'tree-{os.getpid()}'
         try:
-            client.wait_until_active(options.limit)
-            tree = py_trees.trees.BehaviourTree(create(server, session))
-            tree.setup(node=node, client=client)
-            code = _tick(tree, options.period, options.limit)
-            if tree.root.status == Status.SUCCESS:
-                print(report(tree.root), flush=True)
-            tree.root.stop(Status.INVALID)
-            until = time.monotonic() + 10.0
-            while not is_settled(node) and time.monotonic() < until:
-                time.sleep(0.01)
-            tree.shutdown()
-            client.close_session(session)
+            client.wait_until_active(min(60.0, options.limit))
+            return _perform(create, options, report, client)
+        except KeyboardInterrupt:
+            return 130
+        except FlashrtError as error:
+            print(f'{error.code}: {error}', file=sys.stderr)
+            return 2
         finally:
             executor.shutdown()
             thread.join()
             client.destroy()
             node.destroy_node()
             rclpy.try_shutdown()
-    return code
+
+
+def _perform(create: Create, options: argparse.Namespace,
+             report: Callable[[py_trees.behaviour.Behaviour], str], client: FlashrtClient) -> int:
+    """Tick in a session of its own, and leave the node as it was."""
+    from flashrt_ros.behaviours import is_settled
+    from flashrt_ros.errors import FlashrtError
+    session = f'tree-{os.getpid()}'
+    tree = py_trees.trees.BehaviourTree(create(client.name, session))
+    tree.setup(node=client.node, client=client)
+    try:
+        code = _tick(tree, options.period, options.limit)
+        if code == 0:
+            print(report(tree.root), flush=True)
+        return code
+    finally:
+        tree.root.stop(Status.INVALID)
+        until = time.monotonic() + 5.0
+        while not is_settled(client.node) and time.monotonic() < until:
+            time.sleep(0.01)
+        tree.shutdown()
+        try:
+            client.close_session(session, timeout=2.0)
+        except FlashrtError as error:
+            print(f'session {session} was not closed: {error}', file=sys.stderr)
 
 
 def _tick(tree: py_trees.trees.BehaviourTree, period: float, limit: float) -> int:
@@ -130,8 +161,6 @@ def _server(options: argparse.Namespace) -> Iterator[str]:
         process.start()
         try:
             yield f'{namespace}/flashrt'
-        except BaseException:
-            print(process.tail(), file=sys.stderr)
-            raise
         finally:
-            process.stop()
+            if process.stop():
+                print(process.tail(), file=sys.stderr)

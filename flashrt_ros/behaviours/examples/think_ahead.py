@@ -11,6 +11,8 @@ forgotten, and the mind never had the wrong thought.
 
 from __future__ import annotations
 
+from typing import Any
+
 import py_trees
 from py_trees.common import ParallelPolicy
 
@@ -31,8 +33,8 @@ def create_root(world: World, scene: str, *, asked: str = GUESS, session: str = 
     Both planning behaviours name the same session: the first works on a branch because of the
     Speculate above it.
     """
-    fields = {'max_tokens': 160, 'temperature': 0.0, 'timeout': 30.0, 'session': session,
-              'server': server}
+    fields: dict[str, Any] = {'max_tokens': 160, 'temperature': 0.0, 'timeout': 30.0,
+                              'session': session, 'server': server}
     on_the_way = py_trees.composites.Parallel(
         'On the way', ParallelPolicy.SuccessOnAll(), [
             Drive('Drive to Zoë', world, 'Zoë', asked, way),
