@@ -50,7 +50,8 @@ class View:
         node.create_subscription(NodeState, f'{self.name}/state', self._take_state, qos)
         node.create_subscription(CapsuleList, f'{self.name}/capsules', self._take_capsules, qos)
         node.create_subscription(Token, f'{self.name}/tokens', self.take_token, 256)
-        node.create_subscription(DiagnosticArray, '/diagnostics', self.take_diagnostics, 10)
+        for topic in {'/diagnostics', self.name.rpartition('/')[0] + '/diagnostics'}:
+            node.create_subscription(DiagnosticArray, topic, self.take_diagnostics, 10)
 
     def _take_state(self, message: Any) -> None:
         self.state = message
@@ -205,8 +206,8 @@ def top(
     """
     Show a node live: state, tokens a second, latency, sessions, capsules and diagnostics.
 
-    Diagnostics of several nodes share one topic and one node name: where each robot has its own,
-    remap /diagnostics in its launch file.
+    Diagnostics are read from /diagnostics and from that of the namespace: nodes of several robots
+    carry the same name in there, so robots.launch.py gives each a topic of its own.
     """
     with ros_node('top') as node:
         import rclpy
