@@ -21,8 +21,14 @@ from flashrt_ros.msg import Token  # noqa: E402
 
 
 @pytest.fixture(scope='module')
-def node(tmp_path_factory):
+def processes():
+    return []
+
+
+@pytest.fixture(scope='module')
+def node(tmp_path_factory, processes):
     with running(tmp_path_factory.mktemp('generate')) as (process, peer):
+        processes.append(process)
         yield peer
 
 
@@ -141,20 +147,6 @@ def test_interruption_cancels(peer, talkative, acknowledged):
         assert ticked(tree) == Status.SUCCESS and board('answer').completion_tokens == 5
 
 
-def test_the_node_is_killed(tmp_path, talkative):
-    # DDS believes in a killed process for some 20 s more: a time limit is what helps at once.
-    with running(tmp_path, namespace='/frail') as (process, other):
-        root = Generate('Long', prompt=talkative, max_tokens=6000, server='/frail/flashrt',
-                        timeout=0.5)
-        tree = py_trees.trees.BehaviourTree(root)
-        tree.setup(node=other.node)
-        ticked(tree, lambda: root.stream and root.stream.tokens)
-        process.process.kill()
-        process.process.wait()
-        assert ticked(tree, timeout=5.0) == Status.FAILURE and code('answer') == 'TIMEOUT'
-        assert board('answer').text and 'look at its log' in board('answer').error_msg
-
-
 def test_several_at_one_server(peer):
     children = [Generate(f'G{number}', prompt='tell me', session=session, max_tokens=6,
                          temperature=0.0, key=f'g{number}')
@@ -193,3 +185,16 @@ def test_read_tokens_until_and_failure(peer, talkative):
         stream.cancel()
         assert ticked(tree) == Status.FAILURE
         assert board('rest').finish_reason == Token.CANCELED
+
+
+def test_the_node_is_killed(processes, peer, talkative):
+    # The last test here. DDS believes in a killed process for some 20 s more: a time limit is what
+    # helps at once.
+    root = Generate('Long', prompt=talkative, max_tokens=6000, timeout=0.5)
+    tree = py_trees.trees.BehaviourTree(root)
+    tree.setup(node=peer.node)
+    ticked(tree, lambda: root.stream and root.stream.tokens)
+    processes[0].process.kill()
+    processes[0].process.wait()
+    assert ticked(tree, timeout=5.0) == Status.FAILURE and code('answer') == 'TIMEOUT'
+    assert board('answer').text and 'look at its log' in board('answer').error_msg
