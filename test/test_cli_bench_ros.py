@@ -1,0 +1,34 @@
+"""`flashrt-ros bench ros`: what it measures and says; how fast it is, no test decides."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip('rclpy')
+
+
+@pytest.mark.timeout(280)
+def test_everything_is_measured_beside_a_bare_peer(tmp_path):
+    done = subprocess.run(
+        [sys.executable, '-m', 'flashrt_ros.cli.main', 'bench', 'ros', '--quick', '--model',
+         'random:tiny', '--threads', '1', '--json'], capture_output=True, text=True, cwd=tmp_path,
+        timeout=270, check=False, env={**os.environ, 'OMP_NUM_THREADS': '1'})
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [row['when'] for row in found['rows']] == ['idle', 'streaming', 'eight']
+    for row in found['rows']:
+        for key in ('list', 'save', 'restore', 'trigger'):
+            assert 0 < row[f'{key}_ms'] <= row[f'{key}_p99_ms'] and row[f'{key}_repeats'] >= 8
+    for name in ('token_latency', 'string_latency', 'token_latency_eight',
+                 'string_latency_eight', 'token_latency_only'):
+        # A wrong pairing of notes and arrivals would show as seconds, or below zero.
+        assert 0 < found['tokens'][f'{name}_ms'] < 1000 and found['tokens'][f'{name}_repeats'] > 8
+    decode = found['decode']
+    for name in ('bare', 'alone', 'heard'):
+        assert decode[f'{name}_tokens_per_second'] > 0 and decode[f'token_{name}_ms'] > 0
+    assert found['restore_own_ms'] > 0 and len(found['targets']) == 4
+    assert all({'found', 'at_most', 'met'} <= target.keys() for target in found['targets'].values())
+    assert found['clients'] == 8 and found['cores'] and found['model']['model'] == 'random:tiny'
