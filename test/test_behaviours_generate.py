@@ -193,7 +193,7 @@ def test_the_node_is_killed(processes, peer, talkative):
     root = Generate('Long', prompt=talkative, max_tokens=6000, timeout=0.5)
     tree = py_trees.trees.BehaviourTree(root)
     tree.setup(node=peer.node)
-    ticked(tree, lambda: root.stream and root.stream.tokens)
+    ticked(tree, lambda: root.stream and root.stream.text())
     processes[0].process.kill()
     processes[0].process.wait()
     assert ticked(tree, timeout=5.0) == Status.FAILURE and code('answer') == 'TIMEOUT'
