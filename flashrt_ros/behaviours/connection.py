@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+import threading
 import time
 from typing import Any
 
@@ -34,6 +35,7 @@ class Connection:
         self._abandoned: dict[Stream, float] = {}
         self._scripts: list[tuple[frozenset[str], Iterator[Any]]] = []
         self._timer: Any = None
+        self._lock = threading.Lock()
         self._group = MutuallyExclusiveCallbackGroup()
 
     # -- goals ------------------------------------------------------------------------------
@@ -67,10 +69,11 @@ class Connection:
 
     def attend(self, script: Iterator[Any], *sessions: str) -> None:
         """Run a script to its end on the thread that spins; those of one session in order."""
-        self._scripts.append((frozenset(name or DEFAULT_SESSION for name in sessions), script))
-        if self._timer is None:
-            self._timer = self.node.create_timer(
-                _PERIOD, self._advance, callback_group=self._group)
+        with self._lock:
+            self._scripts.append((frozenset(name or DEFAULT_SESSION for name in sessions), script))
+            if self._timer is None:
+                self._timer = self.node.create_timer(
+                    _PERIOD, self._advance, callback_group=self._group)
 
     def settling(self, session: str) -> bool:
         """Tell whether something that was interrupted in a session is not over yet."""
@@ -98,9 +101,9 @@ class Connection:
                     self.node.get_logger().error(f'Cleaning up behind a tree failed: {error!r}')
                     continue
             blocked |= names
-        if not self._scripts:
-            timer, self._timer = self._timer, None
-            if timer is not None:
+        with self._lock:  # a script may come from the thread that ticks right now
+            if not self._scripts and self._timer is not None:
+                timer, self._timer = self._timer, None
                 self.node.destroy_timer(timer)
 
     def close(self) -> None:

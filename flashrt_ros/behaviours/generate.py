@@ -19,6 +19,12 @@ _GRACE = 2.0      # seconds after the goal's own time limit
 _SHOWN = 48       # characters of the answer in the feedback message
 
 
+def end_of(text: str) -> str:
+    """Return the end of a text, in one line, for a feedback message."""
+    line = text.strip().replace('\n', ' ')
+    return line if len(line) <= _SHOWN else '…' + line[1 - _SHOWN:]
+
+
 class Generate(Bound):
     """
     Send a goal, be RUNNING while the model speaks.
@@ -86,7 +92,7 @@ class Generate(Bound):
         if self.stream.done.done():
             result: Any = self.stream.done.result()
             return self._end(result)
-        self.feedback_message = self.stream.text()[-_SHOWN:].replace('\n', ' ') or 'queued'
+        self.feedback_message = end_of(self.stream.text()) or 'queued'
         now = time.monotonic()
         if self.connection.client.action.server_is_ready():
             self._seen = now
@@ -140,6 +146,5 @@ class Generate(Bound):
         if result.error_code != ErrorCode.NONE:
             self.feedback_message = describe(result)
             return Status.FAILURE
-        self.feedback_message = result.text[-_SHOWN:].replace('\n', ' ') or (
-            f'at {result.position}')
+        self.feedback_message = end_of(result.text) or f'at {result.position}'
         return Status.SUCCESS

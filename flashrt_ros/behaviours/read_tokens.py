@@ -13,6 +13,7 @@ from rclpy.qos import QoSProfile, ReliabilityPolicy
 
 from flashrt_ros.behaviours.binding import Bound
 from flashrt_ros.behaviours.connection import DEFAULT_SESSION
+from flashrt_ros.behaviours.generate import end_of
 from flashrt_ros.msg import Token
 
 _KEPT = 4096  # messages between two ticks; beyond that the oldest are lost
@@ -133,7 +134,7 @@ class ReadTokens(Bound):
                 if self.until is not None and self.until(self._spoken.text):
                     break
         self.write(self._spoken)
-        self.feedback_message = self._spoken.text[-48:].replace('\n', ' ')
+        self.feedback_message = end_of(self._spoken.text)
         if self.until is not None and self.until(self._spoken.text):
             return Status.SUCCESS
         if self._spoken.finish_reason in (Token.STOP, Token.LENGTH):

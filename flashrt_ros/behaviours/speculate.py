@@ -136,25 +136,26 @@ class Speculate(ScriptedDecorator):
         """Restore the branch into the session."""
         self.feedback_message = 'commits'
         yield from mind.settle(session)
-        if not self.overwrite:
-            # A save is the one question that answers with the session's position, in order with
-            # all that was asked before.
-            probe = yield from mind.ask('save_capsule', srv.SaveCapsule.Request(
-                session=session, capsule=unique('speculate-probe')))
-            if probe.failed:
-                return self._fail(probe.response, 'not committed')
-            here = probe.response.info.tokens
-            self.connection.attend(mind.drop(probe))
-            if here != origin:
-                return self._fail(srv.RestoreCapsule.Response(
-                    error_code=ErrorCode.INVALID_ARGUMENT,
-                    error_msg=f'The session went from {origin} to {here} since the fork, and a '
-                    'commit would forget that: fork again, or say overwrite.'), 'not committed')
-        save = yield from mind.ask('save_capsule', srv.SaveCapsule.Request(
+        save = mind.call('save_capsule', srv.SaveCapsule.Request(
             session=self._name, capsule=unique('speculate-commit'), pin=True,
             note=self.name[:100]))
-        if save.failed:
-            return self._fail(save.response, 'not committed')
+        # A save is the one question that answers with the session's position, in order with all
+        # that was asked before.
+        probe = mind.call('save_capsule', srv.SaveCapsule.Request(
+            session=session, capsule=unique('speculate-probe')))
+        while not all([save.poll(), probe.poll()]):  # both are sent in the first tick
+            yield None
+        self.connection.attend(mind.drop(probe))
+        failure = next((call.response for call in (save, probe) if call.failed), None)
+        here = probe.response.info.tokens
+        if failure is None and here != origin and not self.overwrite:
+            failure = srv.RestoreCapsule.Response(
+                error_code=ErrorCode.INVALID_ARGUMENT,
+                error_msg=f'The session went from {origin} to {here} since the fork, and a '
+                'commit would forget that: fork again, or say overwrite.')
+        if failure is not None:
+            self.connection.attend(mind.drop(save))
+            return self._fail(failure, 'not committed')
         restore = yield from mind.ask('restore_capsule', srv.RestoreCapsule.Request(
             session=session, capsule=save.response.info.name, on_busy=self.on_busy))
         self.connection.attend(mind.drop(save))

@@ -73,8 +73,9 @@ def report(world: World) -> str:
     mugs = [thing for thing, place in world.things.items() if place in world.people]
     words = f'{mugs[0]} was handed over' if mugs else 'no mug was handed over'
     scene, answer = get('scene'), get('answer')
-    return (f'{words}. The scene is {scene.position} tokens; the last plan began at '
-            f'{answer.tokens_reused}, so no failed attempt was in its mind.')
+    rest = answer.tokens_reused - scene.position
+    return (f'{words}. The scene is {scene.position} tokens; the plan that worked began with '
+            f'{rest} tokens of other attempts in its mind.')
 
 
 if __name__ == '__main__':

@@ -39,7 +39,7 @@ class CheckPlan(py_trees.behaviour.Behaviour):
             return Status.FAILURE
         self.blackboard.set('plan', plan)
         self.blackboard.set('plan_ready_at', time.monotonic())
-        self.feedback_message = f'{len(plan)} skill calls'
+        self.feedback_message = ', '.join(call['skill'] for call in plan)
         return Status.SUCCESS
 
 
