@@ -109,7 +109,7 @@ def plain(message: Any) -> Any:
     return [plain(item) for item in message]
 
 
-def latched(namespace: str, kind: str, patience: float = 1.5) -> Any:
+def latched(namespace: str, kind: str, patience: float = 3.0) -> Any:
     """Return the latched ~/capsules or ~/state of a node, None where none comes in time."""
     with ros_node('completion') as node:
         import rclpy
