@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from behaviours_cases import board, code, fresh, names, planted, position, run, ticked  # noqa: E402
 from node_cases import Peer, running, start_long  # noqa: E402
 from py_trees.common import Status  # noqa: E402
+import rclpy  # noqa: E402
+from rclpy.executors import SingleThreadedExecutor  # noqa: E402
 
 from flashrt_ros import behaviours  # noqa: E402
 from flashrt_ros.behaviours import (  # noqa: E402
@@ -20,6 +22,7 @@ from flashrt_ros.behaviours import (  # noqa: E402
     FromBlackboard,
     Generate,
     RestoreCapsule,
+    Rewind,
     Rollback,
     SaveCapsule,
 )
@@ -148,6 +151,37 @@ def test_setup_says_what_is_missing():
         SaveCapsule('Save it', capsule='k').tick_once()
     with pytest.raises(ValueError, match='exactly one'):
         Rollback('R', turns=1, tokens=1)
+
+
+def test_spun_between_ticks_by_the_same_thread(peer):
+    context = rclpy.Context()
+    rclpy.init(context=context)
+    node = rclpy.create_node('one_thread', context=context)
+    executor = SingleThreadedExecutor(context=context)
+    executor.add_node(node)
+    root = py_trees.decorators.Inverter('Not', Rewind('Undo', py_trees.composites.Sequence(
+        'Try', memory=True, children=[
+            Generate('Say', prompt='tell me', max_tokens=6), py_trees.behaviours.Failure('No')])))
+    tree = py_trees.trees.BehaviourTree(root)
+    tree.setup(node=node)
+    try:
+        for _ in range(2000):
+            executor.spin_once(timeout_sec=0.02)
+            tree.tick()
+            if root.status == Status.SUCCESS:
+                break
+        for _ in range(2000):
+            if behaviours.is_settled(node):
+                break
+            executor.spin_once(timeout_sec=0.02)
+        assert root.status == Status.SUCCESS and position(peer) == 0 and names(peer) == []
+        assert board('answer').completion_tokens
+    finally:
+        tree.shutdown()
+        executor.shutdown()
+        behaviours.disconnect(node)
+        node.destroy_node()
+        rclpy.shutdown(context=context)
 
 
 def test_behaviours_share_one_client(peer):
