@@ -22,6 +22,8 @@ def test_everything_is_measured_beside_a_bare_peer(tmp_path):
     for row in found['rows']:
         for key in ('list', 'save', 'restore', 'trigger'):
             assert 0 < row[f'{key}_ms'] <= row[f'{key}_p99_ms'] and row[f'{key}_repeats'] >= 8
+    for row in found['rows'][:2]:  # what a response says of itself is a part of the round trip
+        assert 0 < row['restore_inside_ms'] < row['restore_ms']
     for name in ('token_latency', 'string_latency', 'token_latency_eight',
                  'string_latency_eight', 'token_latency_only'):
         # A wrong pairing of notes and arrivals would show as seconds, or below zero.

@@ -142,9 +142,12 @@ class Bench:
             if index > 30 and time.monotonic() > until:
                 break  # a machine that is busy gets fewer, and `repeats` says so
             for key in ('list', 'trigger', 'save', 'restore'):
-                seconds, _ = calls.call(key)
+                seconds, response = calls.call(key)
                 if index >= 5:
                     self.add(f'{key}_{when}', [seconds])
+                    if key == 'restore':  # what of it is the node's: its turn, and the work
+                        inside = response.elapsed.sec + response.elapsed.nanosec / 1e9
+                        self.add(f'restore_inside_{when}', [inside])
 
     def decode(self, engine: Part, talker: Part, leaver: Part) -> None:
         """Alternate blocks: bare engine, node that nobody hears, node with a client."""
@@ -203,6 +206,8 @@ class Bench:
             row: dict[str, Any] = {'when': when}
             for key in CALLS:
                 row.update(get[f'{key}_{when}'].document(key))
+            if f'restore_inside_{when}' in get:
+                row.update(get[f'restore_inside_{when}'].document('restore_inside'))
             row['restore_over_trigger'] = round(
                 get[f'restore_{when}'].median / get[f'trigger_{when}'].median, 3)
             rows.append(row)

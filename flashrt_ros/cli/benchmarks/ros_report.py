@@ -42,6 +42,9 @@ def _show(found: dict[str, Any]) -> None:
     for row in found['rows']:
         table.add_row(when[row['when']], *(_pair(row, key) for key in names))
     console.print(table)
+    console.print('  of a restore, inside the node: ' + ', '.join(
+        f'{when[row["when"]]} {_pair(row, "restore_inside")}' for row in found['rows']
+        if 'restore_inside_ms' in row))
     tokens = found['tokens']
     console.print(
         f'\n[bold]a token, from worker to subscriber, milliseconds: median (p99)[/]\n'
