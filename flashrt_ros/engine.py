@@ -361,12 +361,13 @@ class Engine:
         self._sessions.check_idle(self._sessions.find(session), 'restore')
         if found.tokens and not found.position:
             raise InvalidArgument(f'capsule {capsule!r} would reuse nothing; prefill it again.')
-        frozen = self.lineage.pool.hold(self.store.promote(found))  # parking may need its place
-        try:
-            with self._sessions.obtaining(session) as target:
+        frozen = self.store.promote(found)
+        if self._sessions.find(session) is self._sessions.live:
+            target = self._sessions.live
+            copied = self._sessions.assign(target, frozen, found.host, found.id, seed)
+        else:
+            with self.lineage.pool.holding(frozen), self._sessions.obtaining(session) as target:
                 copied = self._sessions.assign(target, frozen, found.host, found.id, seed)
-        finally:
-            self.lineage.pool.release(frozen)
         self._counts['restores'] += 1
         return RestoreResult(self.store.info(found), target.epoch, found.position, copied,
                              time.monotonic() - begin)

@@ -15,7 +15,7 @@ from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.errors import Capacity
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Kept:
     """
     A light boundary: a block with one reference; rows below ``position`` are still its own.
@@ -124,5 +124,9 @@ class Ring:
 
     def clear(self) -> None:
         """Give all boundaries back to the pool."""
-        for kept in self.light():
-            self.give_up(kept)
+        for kept in self._kept:
+            self._pool.release_block(kept.block)
+        self._kept.clear()
+        if self.grid is not None:
+            self._pool.release_block(self.grid.block)
+            self.grid = None

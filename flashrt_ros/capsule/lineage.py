@@ -23,7 +23,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from flashrt_ros.arena import Arena
+from flashrt_ros.arena import Arena, wide
 from flashrt_ros.capsule import faults
 from flashrt_ros.capsule.pool import Frozen, PAGE, Pages, pages_for, Pool
 
@@ -104,6 +104,8 @@ class Lineage:
     def common(self, frozen: Frozen) -> int:
         """Return how many leading pages the trail and a frozen boundary share."""
         length = min(len(self.trail), len(frozen.pages))
+        if frozen.pages is self.trail:
+            return length  # the usual case: back to where it was restored from
         differs = np.flatnonzero(self.trail[:length] != frozen.pages[:length])
         return int(differs[0]) if len(differs) else length
 
@@ -154,7 +156,7 @@ class Lineage:
 
     @staticmethod
     def _copy_block(target: torch.Tensor, source: torch.Tensor) -> int:
-        target.copy_(source)
+        wide(target).copy_(wide(source))
         return target.numel()
 
 

@@ -109,7 +109,7 @@ class Ids:
     def hold(self, places: Pages | int) -> None:
         """Add one reference to each place, which must have one already."""
         counts = self.references[places]
-        lowest = counts if isinstance(places, int) else counts.min(initial=1)
+        lowest = counts if isinstance(places, int) else counts.min() if len(counts) else 1
         if lowest < 1:
             raise AssertionError(f'{self.what} {places} are held after they were freed')
         self.references[places] = counts + 1
@@ -117,7 +117,7 @@ class Ids:
     def release(self, places: Pages | int) -> None:
         """Give one reference of each place back; the last one frees it."""
         left = self.references[places] - 1
-        lowest = left if isinstance(places, int) else left.min(initial=1)
+        lowest = left if isinstance(places, int) else left.min() if len(left) else 1
         if lowest < 0:
             raise AssertionError(f'{self.what} {places} are released twice')
         self.references[places] = left
@@ -227,6 +227,15 @@ class Pool:
         with self.lock:
             self.block_ids.release(frozen.block)
             self.page_ids.release(frozen.pages)
+
+    @contextmanager
+    def holding(self, frozen: Frozen) -> Iterator[None]:
+        """Keep a frozen boundary in place while others may be demoted to make room."""
+        self.hold(frozen)
+        try:
+            yield
+        finally:
+            self.release(frozen)
 
     def hold_pages(self, pages: Pages) -> None:
         """Add one reference to each page."""
