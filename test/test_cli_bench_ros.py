@@ -29,7 +29,7 @@ def test_everything_is_measured_beside_a_bare_peer(tmp_path):
         # A wrong pairing of notes and arrivals would show as seconds, or below zero.
         assert 0 < found['tokens'][f'{name}_ms'] < 1000 and found['tokens'][f'{name}_repeats'] > 8
     decode = found['decode']
-    for name in ('bare', 'alone', 'heard'):
+    for name in ('bare', 'alone', 'heard', 'each'):
         assert decode[f'{name}_tokens_per_second'] > 0 and decode[f'token_{name}_ms'] > 0
     assert found['restore_own_ms'] > 0 and len(found['targets']) == 4
     assert all({'found', 'at_most', 'met'} <= target.keys() for target in found['targets'].values())

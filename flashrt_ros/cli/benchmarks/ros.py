@@ -10,73 +10,24 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from typing import Any
 
 from flashrt_ros.cli import output
 from flashrt_ros.cli.benchmarks.ros_parts import CALLS, Calls
+from flashrt_ros.cli.benchmarks.ros_process import Part
 from flashrt_ros.cli.benchmarks.timing import Samples
 
 CLIENTS = 8
 RATE = 10.0          # calls a second of each of the eight
 STRING_PERIOD = 0.01
+DEFAULT_RATE = 100.0  # Token messages a second: stream.max_rate_hz as it is by default
 START = 60.0         # seconds that a process may take to come up
 LIMIT = 12.0         # seconds for one kind of measurement, so that all end within a minute
 #: limits of the design, in milliseconds and as a share; a machine that is busy misses them
 TARGETS = {'restore_streaming_over_own_ms': 2.0, 'restore_streaming_over_own_p99_ms': 5.0,
            'token_latency_ms': 1.0, 'publishing_share': 0.02}
-
-
-class Part:
-    """One of the processes; it answers each command with one line."""
-
-    def __init__(self, role: str, environment: dict[str, str], folder: Path,
-                 *arguments: str, **options: object) -> None:
-        command = [sys.executable, '-m', 'flashrt_ros.cli.benchmarks.ros_parts', role]
-        for name, value in options.items():
-            command += [f'--{name}', str(value)]
-        command += arguments
-        self.log = folder / f'{role}.log'
-        with self.log.open('ab') as log:
-            self.process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-                env=environment, cwd=folder)
-
-    def tell(self, **command: object) -> None:
-        """Send a command."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(command) + '\n')
-        self.process.stdin.flush()
-
-    def hear(self) -> Any:
-        """Wait for its answer."""
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith('@'):
-                return json.loads(line[1:])
-        raise RuntimeError(f'{self.log.stem} ended early: '
-                           f'{self.log.read_text(errors="replace")[-1500:]}')
-
-    def ask(self, **command: object) -> Any:
-        """Send a command and wait for its answer."""
-        self.tell(**command)
-        return self.hear()
-
-    def close(self) -> None:
-        """Close its stdin, at which it ends; the node needs a signal."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        if self.log.stem == 'node':
-            self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(10.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
 
 
 class Bench:
@@ -92,6 +43,9 @@ class Bench:
         self.options = {**options, 'node': self.name, 'probe': self.probe}
         self.parts: list[Part] = []
         self.samples: dict[str, Samples] = {}
+        self.node: Any = None
+        self.calls: Any = None
+        self._setter: Any = None
 
     def part(self, role: str, *arguments: str, **more: object) -> Part:
         """Start a process."""
@@ -106,13 +60,14 @@ class Bench:
     def run(self, client: Any) -> dict[str, Any]:
         """Measure everything and return the document."""
         begun = time.monotonic()
+        self.node = client.node
         engine = self.part('engine')
         facts = engine.ask(do='find')
         plain, talker, leaver = self.part('plain'), self.part('talker'), self.part('leaver')
         client.wait_until_active(START)
         client.generate(token_ids=facts['ids'], max_tokens=0, session='talk').result(START)
         client.save('talk', 'talk', pin=True)
-        calls = Calls(client.node, self.name, 'main')
+        calls = self.calls = Calls(client.node, self.name, 'main')
         self.decode(engine, talker, leaver)
         output.log(f'{time.monotonic() - begun:.0f} s: decoding is measured; now the services')
         count = 40 if self.quick else 200
@@ -135,6 +90,18 @@ class Bench:
         self.heard('token_latency_eight', 'string_latency_eight', talker.ask(do='stop'))
         return self.document(facts)
 
+    def rate(self, messages: float) -> None:
+        """Set how many Token messages a second the node sends at most; 0: one a token."""
+        from rcl_interfaces.srv import SetParameters
+        from rclpy.parameter import Parameter
+        if self._setter is None:
+            self._setter = self.node.create_client(SetParameters, f'{self.name}/set_parameters')
+            self._setter.wait_for_service(20.0)
+        request = SetParameters.Request(parameters=[
+            Parameter('stream.max_rate_hz', value=messages).to_parameter_msg()])
+        future = self._setter.call_async(request)
+        self.calls.executor.spin_until_future_complete(future, 20.0)
+
     def trips(self, calls: Calls, when: str, count: int) -> None:
         """Alternate between the calls; the bare one stands between all others."""
         until = time.monotonic() + LIMIT
@@ -150,18 +117,26 @@ class Bench:
                         self.add(f'restore_inside_{when}', [inside])
 
     def decode(self, engine: Part, talker: Part, leaver: Part) -> None:
-        """Alternate blocks: bare engine, node that nobody hears, node with a client."""
+        """
+        Alternate blocks: bare engine, node that nobody hears, node with a client.
+
+        The last one twice: with the node's own limit of messages, and with one for each token,
+        which stays for what follows.
+        """
         until = time.monotonic() + LIMIT
         for index in range(3 if self.quick else 7):
             if index > 2 and time.monotonic() > until:
                 break
             blocks = {'bare': _intervals(engine.ask(do='block'))}
+            self.rate(DEFAULT_RATE)
             seen = len(self.notes())
             leaver.ask(do='goal')
             blocks['alone'] = _intervals(_times(self.new_notes(seen)))
-            seen = len(self.notes())
-            heard = talker.ask(do='goal')
-            blocks['heard'] = _intervals(_times(self.new_notes(seen)))
+            for name, rate in (('heard', DEFAULT_RATE), ('each', 0.0)):
+                self.rate(rate)
+                seen = len(self.notes())
+                heard = talker.ask(do='goal')
+                blocks[name] = _intervals(_times(self.new_notes(seen)))
             if index:  # the first round warms up
                 for name, intervals in blocks.items():
                     self.add(f'token_{name}', intervals)
@@ -216,13 +191,15 @@ class Bench:
                      'token_latency_eight', 'string_latency_eight'):
             tokens.update(get[name].document(name))
         decode: dict[str, Any] = {}
-        for name in ('bare', 'alone', 'heard'):
+        for name in ('bare', 'alone', 'heard', 'each'):
             decode.update(get[f'token_{name}'].document(f'token_{name}'))
             decode[f'{name}_tokens_per_second'] = round(1e3 / get[f'block_{name}'].median, 2)
-        bare, alone, heard = (get[f'block_{name}'].median for name in ('bare', 'alone', 'heard'))
+        bare, alone, heard, each = (
+            get[f'block_{name}'].median for name in ('bare', 'alone', 'heard', 'each'))
         decode['node_over_bare'] = round(alone / bare, 4)
         decode['heard_over_alone'] = round(heard / alone, 4)
         decode['heard_over_bare'] = round(heard / bare, 4)
+        decode['each_over_bare'] = round(each / bare, 4)
         own = get['restore_own']
         found = {
             'restore_streaming_over_own_ms': get['restore_streaming'].median - own.median,
@@ -274,10 +251,9 @@ def measure(model: str, device: str, threads: int, seed: int, quick: bool) -> di
 
 
 def _node_arguments(options: dict[str, Any]) -> list[str]:
-    """Return what makes the node: the model of the bare engine, and a message for each token."""
+    """Return what makes the node: the model of the bare engine, else its defaults."""
     parameters = {'autostart': 'true', 'model.path': options['model'], 'device': options['device'],
-                  'model.threads': options['threads'], 'context.max_tokens': options['context'],
-                  'stream.max_rate_hz': 0.0}
+                  'model.threads': options['threads'], 'context.max_tokens': options['context']}
     arguments = ['--ros-args', '-r', '__ns:=/bench']
     for name, value in parameters.items():
         arguments += ['-p', f'{name}:={value}']
