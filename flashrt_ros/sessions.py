@@ -82,10 +82,10 @@ class Sessions:
 
         :raises InvalidName, Capacity: by what is wrong with them.
         """
-        for name in names:
-            check_name(name, 'session')
         new = {name for name in names if name not in self._by_name}
-        if len(self._by_name) + len(new) > self._limit:
+        for name in new:
+            check_name(name, 'session')
+        if new and len(self._by_name) + len(new) > self._limit:
             raise Capacity(f'{len(self._by_name)} of {self._limit} sessions are in use; close '
                            'one, or configure a larger sessions.max.')
 

@@ -73,8 +73,9 @@ class Store(Tiers):
         :raises InvalidName, UnknownCapsule: by what is wrong with the reference.
         :raises Incompatible, Corrupt: for a file of that name that cannot be used here.
         """
-        check_name(reference)
         capsule = self._look_up(reference)
+        if capsule is None:
+            check_name(reference)
         if capsule is None and self.disk is not None:
             self.scan()  # a file that appeared, or one that was refused
             capsule = self._look_up(reference)
