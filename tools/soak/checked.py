@@ -56,8 +56,8 @@ class CheckedClient:
             pass
         tokens = stream.tokens
         if not tokens or tokens[-1].finish_reason == Token.RUNNING:
-            # Where a packet was lost, DDS asks for it at its next heartbeat, seconds later, and
-            # the iterator does not wait that long for the tail. But it has to come.
+            # Tokens and result take different ways, and the iterator waits half a second only
+            # for a tail that is late. But it has to come.
             self.ledger.count('late tails')
             try:
                 self.client.wait_for(lambda: bool(tokens) and tokens[-1].finish_reason > 0,
