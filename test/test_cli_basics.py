@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+import signal
 import subprocess
 import sys
 import time
@@ -158,12 +159,14 @@ def test_an_interrupt_ends_it_quietly():
     process = subprocess.Popen(
         [sys.executable, '-m', 'flashrt_ros.cli.main', 'verify', '--model', 'random:tiny',
          '--only', 'steady_memory', '--seconds', '60', '--json'],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # a shell that runs the tests in the background has its children ignore interrupts
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     for line in process.stderr:  # loaded: the check is about to run
         if 'fingerprint' in line:
             break
     time.sleep(1.0)
-    process.send_signal(2)
+    process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == exits.INTERRUPTED and 'Traceback' not in err
     assert json.loads(out)['error']['code'] == 'INTERRUPTED'

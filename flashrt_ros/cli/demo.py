@@ -18,7 +18,7 @@ from flashrt_ros.cli.opening import JsonOption, ModelOption
 def demo(
     scene: Annotated[str, typer.Option(
         help='A scene of the embedded planner by (part of its) name, such as kitchen or long, or '
-        'the path of a JSON file.')] = 'kitchen',
+        'the path of a JSON file.')] = 'warehouse_long',
     model: ModelOption = 'embedded',
     domain: Annotated[int | None, typer.Option(
         min=0, max=232, help='ROS domain; by default one of its own.')] = None,
