@@ -159,9 +159,7 @@ def test_an_interrupt_ends_it_quietly():
     process = subprocess.Popen(
         [sys.executable, '-m', 'flashrt_ros.cli.main', 'verify', '--model', 'random:tiny',
          '--only', 'steady_memory', '--seconds', '60', '--json'],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # a shell that runs the tests in the background has its children ignore interrupts
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for line in process.stderr:  # loaded: the check is about to run
         if 'fingerprint' in line:
             break
