@@ -29,13 +29,13 @@ def faulty(self, *arguments, **named):
         time.sleep(0.05)
     return step(self, *arguments, **named)
 plan.EagerPlan.step = faulty
-from flashrt_ros import engine
-load = engine.load_model
+from flashrt_ros import assembly
+load = assembly.load_model
 def slow(*arguments, **named):
     if pathlib.Path('slow').exists():
         time.sleep(3.0)
     return load(*arguments, **named)
-engine.load_model = slow
+assembly.load_model = slow
 """
 
 

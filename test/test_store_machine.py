@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from naive import Naive
 import psutil
 import pytest
-from world import VERBS, World
+from store_world import VERBS, World
 
 from flashrt_ros.capsule import accounts
 
