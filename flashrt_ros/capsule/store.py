@@ -109,7 +109,9 @@ class Store(Tiers):
             # The live trail shares a prefix and frees by itself: its references do not count.
             counts = self.pool.page_references(capsule.frozen.pages)
             shared = self.lineage.common(capsule.frozen)
-            alone = np.count_nonzero(counts[:shared] == 2) + np.count_nonzero(counts[shared:] == 1)
+            alone = np.count_nonzero(counts[:shared] == 2)
+            if shared < len(counts):
+                alone += np.count_nonzero(counts[shared:] == 1)
             exclusive = manifest.fixed_bytes + int(alone) * PAGE * manifest.row_bytes
         return CapsuleInfo(
             name=capsule.name, id=capsule.id, parent_id=capsule.parent_id,
