@@ -113,15 +113,6 @@ class Session:
             pure = host.schedule.pure_grid(self._plan.grid)
             self.ring.adopt(kept.position, kept.block, bool(pure) and kept.position == pure)
 
-    @staticmethod
-    def check_stop(stop: Sequence[str]) -> None:
-        """
-        Check stop strings without using them.
-
-        :raises InvalidArgument: too many, empty or too long.
-        """
-        StopMatcher(stop)
-
     # -- append -----------------------------------------------------------------------------
 
     def append(self, ids: Sequence[int], turn: str, role: str | None = None,

@@ -54,3 +54,11 @@ def say(engine: Engine, count: int, session: str = 'default', **options) -> tupl
 
 def logits(engine: Engine) -> torch.Tensor:
     return engine.arena['logits'].clone()
+
+
+def tidy(engine: Engine) -> None:
+    """Leave a shared engine as new: no capsules, one empty session."""
+    for info in engine.list():
+        engine.drop(info.name)
+    for session in engine.sessions():
+        engine.close_session(session.name)

@@ -1,6 +1,6 @@
 """Cases 4, 12, 13, 15, 29, 31 and 32: what no other file of the engine tests shows."""
 
-from engine_cases import build, DEVICE, digest, ids, logits, poison, say
+from engine_cases import build, DEVICE, digest, ids, logits, poison, say, tidy
 import psutil
 import pytest
 import torch
@@ -23,10 +23,7 @@ def shared():
 @pytest.fixture
 def engine(shared):
     yield shared
-    for info in shared.list():
-        shared.drop(info.name)
-    for session in shared.sessions():
-        shared.close_session(session.name)
+    tidy(shared)
 
 
 @pytest.mark.parametrize('missing', ['tokens', 'logits', 'sampler.counter', 'mailbox',

@@ -1,6 +1,6 @@
 """Acceptance group D: where a boundary lies, and what text does there."""
 
-from engine_cases import build, digest, ids, logits, poison_dead, say
+from engine_cases import build, digest, ids, logits, poison_dead, say, tidy
 import pytest
 import torch
 
@@ -20,10 +20,7 @@ def shared():
 @pytest.fixture
 def engine(shared):
     yield shared
-    for info in shared.list():
-        shared.drop(info.name)
-    for session in shared.sessions():
-        shared.close_session(session.name)
+    tidy(shared)
 
 
 @pytest.mark.parametrize('length', [1, 511, 512, 513, 1024, CAPACITY - 1, CAPACITY])

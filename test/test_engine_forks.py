@@ -2,7 +2,7 @@
 
 import random
 
-from engine_cases import build, digest, ids, poison_dead, say
+from engine_cases import build, digest, ids, poison_dead, say, tidy
 import psutil
 import pytest
 
@@ -29,10 +29,7 @@ def shared():
 @pytest.fixture
 def engine(shared):
     yield shared
-    for info in shared.list():
-        shared.drop(info.name)
-    for session in shared.sessions():
-        shared.close_session(session.name)
+    tidy(shared)
 
 
 def test_case_27_eight_forks_interleaved_equal_eight_cold_runs(engine):

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from engine_cases import build, digest, ids, logits, poison, poison_dead, say
+from engine_cases import build, digest, ids, logits, poison, poison_dead, say, tidy
 import pytest
 import torch
 
@@ -23,10 +23,7 @@ def engine():
 @pytest.fixture(autouse=True)
 def clean(engine):
     yield
-    for info in engine.list():
-        engine.drop(info.name)
-    for session in engine.sessions():
-        engine.close_session(session.name)
+    tidy(engine)
 
 
 @pytest.mark.parametrize('length', [1, 63, 64, 65, 700])

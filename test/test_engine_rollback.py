@@ -1,6 +1,6 @@
 """Acceptance groups C and B10: rollback, abort, cancel."""
 
-from engine_cases import build, digest, ids, logits, poison_dead, say
+from engine_cases import build, digest, ids, logits, poison_dead, say, tidy
 import pytest
 import torch
 
@@ -18,10 +18,7 @@ def shared():
 @pytest.fixture
 def engine(shared):
     yield shared
-    for info in shared.list():
-        shared.drop(info.name)
-    for session in shared.sessions():
-        shared.close_session(session.name)
+    tidy(shared)
 
 
 @pytest.mark.parametrize('prompt', [60, 510, 1024])
