@@ -22,7 +22,9 @@ from flashrt_ros.models.layers.attention import GatedAttention
 from flashrt_ros.models.layers.delta_net import GatedDeltaNet
 from flashrt_ros.models.layers.mlp import GatedMLP
 
-SPLIT = 128  # rows of a block of the attention: fixed, so that bits depend on the position only
+#: rows of a block of the attention in bfloat16, half as many in fp32: fixed, so that bits depend on
+#: the position only
+SPLIT = 128
 #: bytes of the products to come that are asked for while the memory would idle; none until a
 #: device has shown what is best (`tools/gpu/check.py --sections ahead`)
 AHEAD = 0
@@ -128,6 +130,7 @@ class Decode:
         self.x = torch.zeros(config.hidden, device=device) if x is None else x
         self._wide = torch.zeros(widest, device=device)
         self._mixed = torch.zeros(joined, device=device)
+        self._squares = torch.zeros(joined // 16, device=device)  # a slice has 16 columns or more
         self._attention_work: tuple[Tensor, ...] | None = None
         self.layers: list[Launch] = []
         for layer in model.layers:
@@ -180,7 +183,7 @@ class Decode:
             counter=counter, shift=shift)
 
     def product(self, weight: Tensor, x: Tensor, out: Tensor, prologue: int, epilogue: int, *,
-                norm: Tensor | None = None, eps: float = 0.0, z: Tensor | None = None,
+                norm: Tensor | None = None, eps: float = 0.0,
                 window: Tensor | None = None, taps: Tensor | None = None,
                 position: Tensor | None = None, counter: Tensor | None = None,
                 shift: Tensor | None = None, head: int = 1) -> Launch:
@@ -192,14 +195,15 @@ class Decode:
                    'UNROLL': unroll, 'BLOCKS': blocks, 'PROLOGUE': prologue,
                    'EPILOGUE': epilogue}
         if prologue == GATED:
-            defines['HEAD'] = head
+            assert norm is not None
+            defines.update(HEAD=head, PARTS=norm.numel() * head // depth)
         if epilogue == CONV and taps is not None:
             defines.update(CHANNELS=taps.shape[1], TAPS=taps.shape[0])
         kernel = self.tools.kernel('gemv.cu', 'gemv', **defines)
         tasks = -(-rows // together)
         grid = spread(-(-tasks // 8), self.tools.multiprocessors * blocks)
         return Launch(kernel, (grid,), 256, (
-            weight, x, norm, float(eps), z, out, window, taps, position, counter, shift, *NOTHING),
+            weight, x, norm, float(eps), out, window, taps, position, counter, shift, *NOTHING),
             shared=depth * 4)
 
     def _delta(self, layer: GatedDeltaNet) -> None:
@@ -218,15 +222,16 @@ class Decode:
         kernel = self.tools.kernel(
             'delta.cu', 'delta', HK=layer.key_heads, HV=layer.value_heads, DK=layer.key_dim,
             DV=layer.value_dim, DVS=columns)
-        out = self._mixed[:values]
+        out, slices = self._mixed[:values], layer.value_dim // columns
+        squares = self._squares[:layer.value_heads * slices]
         self.layers.append(Launch(
-            kernel, (layer.value_dim // columns, layer.value_heads), 256, (
+            kernel, (slices, layer.value_heads), 256, (
                 mixed, state, weights.made(f'{mixer}.A_log', lambda a: -a.exp()),
-                parameters[f'{mixer}.dt_bias'], out, *NOTHING)))
+                parameters[f'{mixer}.dt_bias'], parameters[f'{mixer}.norm.weight'], out, squares,
+                *NOTHING)))
         self.layers.append(self.product(
             weights.matrix(f'{mixer}.out_proj.weight'), out, self.x, GATED, RESIDUAL,
-            norm=parameters[f'{mixer}.norm.weight'], eps=layer.eps,
-            z=mixed[layer.channels:], head=layer.value_dim))
+            norm=squares, eps=layer.eps, head=layer.value_dim))
 
     def _attention(self, layer: GatedAttention) -> None:
         weights, arena = self.weights, self.arena
@@ -238,14 +243,15 @@ class Decode:
             inner, self.x, mixed, NORMED, STORE,
             norm=weights.one_plus(f'{base}.input_layernorm.weight'), eps=layer.eps))
         group = layer.heads // layer.kv_heads
-        splits = -(-arena.capacity // SPLIT)
+        split = SPLIT * 2 // weights.table.element_size()
+        splits = -(-arena.capacity // split)
         if self._attention_work is None:
             self._attention_work = tuple(
                 torch.zeros(layer.kv_heads * splits * group * width, device=arena.device)
                 for width in (dim, 2))
         vector = 16 // weights.table.element_size()
         slots = 256 // (dim // vector)
-        sizes = {'HK': layer.kv_heads, 'GROUP': group, 'D': dim, 'SPLIT': SPLIT,
+        sizes = {'HK': layer.kv_heads, 'GROUP': group, 'D': dim, 'SPLIT': split,
                  'ROTARY': weights.cosine.shape[-1]}
         out, position = self._mixed[:layer.heads * dim], arena[POSITION]
         self.layers.append(Launch(
@@ -253,9 +259,10 @@ class Decode:
                 mixed, arena[f'layers.{layer.index}.k'], arena[f'layers.{layer.index}.v'],
                 position, weights.qk_norm(layer), float(layer.eps), weights.cosine, weights.sine,
                 *self._attention_work, *NOTHING),
-            shared=4 * group * (dim + SPLIT + slots * dim)))
+            shared=4 * (group * (dim + split) + dim)
+            + max(4 * slots * group * dim, split * dim * weights.table.element_size())))
         self.layers.append(Launch(
-            self.tools.kernel('attend.cu', 'join', **sizes), (layer.heads,), 256, (
+            self.tools.kernel('attend.cu', 'join', **sizes), (layer.heads,), 1024 // dim * dim, (
                 mixed, position, *self._attention_work, splits, out)))
         self.layers.append(self.product(
             weights.matrix(f'{mixer}.o_proj.weight'), out, self.x, PLAIN, RESIDUAL))

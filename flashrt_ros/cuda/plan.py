@@ -230,7 +230,7 @@ def work_bytes(model, capacity: int) -> int:
         if isinstance(layer, GatedAttention):
             heads, dim = layer.heads, layer.head_dim
             chunk = -(-capacity // prefill.SPLIT) * GRID * heads * (dim + 2) * 4
-            one = -(-capacity // decode.SPLIT) * heads * (dim + 2) * 4
+            one = -(-2 * capacity // decode.SPLIT) * heads * (dim + 2) * 4
             widest = max(widest, chunk + one)
     config = model.config
     wide = max(getattr(layer, 'intermediate', 0) for layer in model.layers)

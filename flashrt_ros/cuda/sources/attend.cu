@@ -2,9 +2,9 @@
 //
 // Rows are split by a fixed size, so the result depends on the position alone. A block has one
 // split of SPLIT rows and one KV head with its GROUP query heads; a second kernel joins the splits
-// in their order. Keys and values of earlier tokens are asked for before this token's projections
-// are there. mixed: fp32, per query head D queries and D gates, then HK keys, then HK values.
-// Blocks behind the live rows leave at once.
+// in their order. What does not depend on this token is on its way before its projections are
+// there: keys in registers, values in shared memory. mixed: fp32, per query head D queries and D
+// gates, then HK keys, then HK values. Blocks behind the live rows leave at once.
 
 #define ROW_CHUNKS (D / VEC)                     // 16-byte vectors of a row
 #define LANES (ROW_CHUNKS < 8 ? ROW_CHUNKS : 8)  // lanes that share a row's score
@@ -12,31 +12,31 @@
 #define MANY (32 / LANES)                        // rows a warp scores at once
 #define TURNS ((SPLIT + 8 * MANY - 1) / (8 * MANY))
 #define SLOTS (256 / ROW_CHUNKS)                 // rows that the value pass takes at once
-#define JOINED 1024                              // splits whose shares are kept at once
 #define DEPTH ((SPLIT + SLOTS - 1) / SLOTS)
+#define EACH ((D + 31) / 32)                     // values of a head that a lane has
+#define PAIRS ((ROTARY / 2 + 31) / 32)           // pairs of a head that a lane turns
 
-DEVICE void norm_rotate(const float* x, const float* factor, float eps, const float* cosine,
-                        const float* sine, float* out, int lane) {
-    // One warp: out[D] = rotary(rms_norm(x) * factor); the sign of the swap lies in sine.
-    constexpr int EACH = (D + 31) / 32;
-    float y[EACH], f[EACH], sum = 0.0f;
+// One warp: out[D] = rotary(rms_norm(x) * factor); the sign of the swap lies in the sine.
+DEVICE void norm_rotate(const float* x, const float (&factor)[EACH], float eps,
+                        const float (&turn)[PAIRS][4], float* out, int lane) {
+    float y[EACH], sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-        const int d = lane + 32 * i;
-        y[i] = d < D ? x[d] : 0.0f;
-        f[i] = d < D ? factor[d] : 0.0f;
+        y[i] = lane + 32 * i < D ? x[lane + 32 * i] : 0.0f;
         sum = fmaf(y[i], y[i], sum);
     }
     const float scale = rsqrtf(warp_sum(sum) / D + eps);
 #pragma unroll
     for (int i = 0; i < EACH; ++i)
-        if (lane + 32 * i < D) out[lane + 32 * i] = y[i] * f[i] * scale;
+        if (lane + 32 * i < D) out[lane + 32 * i] = y[i] * factor[i] * scale;
     __syncwarp();
-    for (int d = lane; d < ROTARY / 2; d += 32) {
-        const int e = d + ROTARY / 2;
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+        const int d = lane + 32 * i, e = d + ROTARY / 2;
+        if (d >= ROTARY / 2) continue;
         const float a = out[d], b = out[e];
-        out[d] = a * cosine[d] + b * sine[d];
-        out[e] = b * cosine[e] + a * sine[e];
+        out[d] = a * turn[i][0] + b * turn[i][1];
+        out[e] = b * turn[i][2] + a * turn[i][3];
     }
 }
 
@@ -46,16 +46,19 @@ attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, cons
        const char* ahead, i64 ahead_bytes) {
     extern __shared__ float4 shared[];
     float* qs = (float*)shared;             // [GROUP][D]
-    float* scores = qs + GROUP * D;         // [GROUP][SPLIT]
-    float* values = scores + GROUP * SPLIT; // [SLOTS][GROUP][D]
+    float* fresh = qs + GROUP * D;          // [D], the new key
+    float* scores = fresh + D;              // [GROUP][SPLIT]
+    elem* vs = (elem*)(scores + GROUP * SPLIT);  // [SPLIT][D]
+    float* values = (float*)vs;             // [SLOTS][GROUP][D], once vs has been read
     const int kv = blockIdx.y, tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     start_next();
-    ask_ahead(ahead, ahead_bytes, (i64)(blockIdx.y * gridDim.x + blockIdx.x) * 256 + tid,
-              (i64)gridDim.x * gridDim.y * 256);
+    if (tid == 0)
+        ask_ahead(ahead, ahead_bytes, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y);
     const int at = (int)*position, length = at + 1;  // nothing in this fold has moved it yet
     const int first = blockIdx.x * SPLIT;
     if (first >= length) return;  // block 0 always stays, and waits for all
     const int rows = min(SPLIT, length - first);
+    const bool owner = at < first + rows;  // the split that holds the new row
     const int part = lane % LANES, sub = lane / LANES;
     uint4 raw[TURNS][PER_LANE];
 #pragma unroll
@@ -67,31 +70,44 @@ attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, cons
             raw[turn][i] = r < rows && first + r < at
                 ? *(const uint4*)(row + (i * LANES + part) * VEC) : make_uint4(0, 0, 0, 0);
     }
-    for (int i = tid; i < rows * (int)(D * sizeof(elem)) / 64; i += 256) {
-        const int per = D * sizeof(elem) / 64;
-        const char* line = (const char*)(v_rows + ((i64)(first + i / per) * HK + kv) * D);
-        ask_ahead(line + i % per * 64, 1, 0, 1);
+    for (int i = tid; i < SPLIT * ROW_CHUNKS; i += 256) {
+        const int r = i / ROW_CHUNKS, c = i % ROW_CHUNKS * VEC;
+        if (first + r == at) continue;  // written below
+        const int from = first + (r < rows ? r : 0);
+        copy_async(vs + r * D + c, v_rows + ((i64)from * HK + kv) * D + c, r < rows);
+    }
+    commit();
+    float factor[EACH], key_factor[EACH], turn_by[PAIRS][4];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const int d = lane + 32 * i;
+        factor[i] = warp < GROUP && d < D ? qk_norm[(kv * GROUP + warp) * D + d] : 0.0f;
+        key_factor[i] = warp == 7 && owner && d < D ? qk_norm[(HK * GROUP + kv) * D + d] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < PAIRS; ++i) {
+        const int d = lane + 32 * i, e = d + ROTARY / 2;
+        const bool here = d < ROTARY / 2;
+        turn_by[i][0] = here ? cosine[(i64)at * ROTARY + d] : 0.0f;
+        turn_by[i][1] = here ? sine[(i64)at * ROTARY + d] : 0.0f;
+        turn_by[i][2] = here ? cosine[(i64)at * ROTARY + e] : 0.0f;
+        turn_by[i][3] = here ? sine[(i64)at * ROTARY + e] : 0.0f;
     }
     wait_inputs();
-    const float* cos_at = cosine + (i64)at * ROTARY;
-    const float* sin_at = sine + (i64)at * ROTARY;
-    for (int g = warp; g < GROUP; g += 8) {
-        const int head = kv * GROUP + g;
-        norm_rotate(mixed + head * 2 * D, qk_norm + head * D, eps, cos_at, sin_at, qs + g * D, lane);
-    }
-    const bool owner = at < first + rows;  // the split that holds the new row
+    if (warp < GROUP)
+        norm_rotate(mixed + (kv * GROUP + warp) * 2 * D, factor, eps, turn_by, qs + warp * D, lane);
     if (owner) {
-        float* fresh = values;
         if (warp == 7) {
-            norm_rotate(mixed + (HK * GROUP * 2 + kv) * D, qk_norm + (HK * GROUP + kv) * D, eps,
-                        cos_at, sin_at, fresh, lane);
+            norm_rotate(mixed + (HK * GROUP * 2 + kv) * D, key_factor, eps, turn_by, fresh, lane);
             __syncwarp();
             for (int d = lane; d < D; d += 32)
                 k_rows[((i64)at * HK + kv) * D + d] = from_float(fresh[d]);
         }
-        for (int d = tid; d < D; d += 256)
-            v_rows[((i64)at * HK + kv) * D + d] =
-                from_float(mixed[(HK * GROUP * 2 + HK + kv) * D + d]);
+        for (int d = tid; d < D; d += 256) {
+            const elem value = from_float(mixed[(HK * GROUP * 2 + HK + kv) * D + d]);
+            v_rows[((i64)at * HK + kv) * D + d] = value;
+            vs[(at - first) * D + d] = value;
+        }
     }
     __syncthreads();
     const float scale = rsqrtf((float)D);
@@ -129,128 +145,129 @@ attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, cons
 #pragma unroll
             for (int offset = LANES / 2; offset; offset >>= 1)
                 dot[g] += __shfl_xor_sync(0xffffffffu, dot[g], offset);
-            if (part == 0 && r < rows) scores[g * SPLIT + r] = dot[g] * scale;
+            if (part == 0 && r < SPLIT) scores[g * SPLIT + r] = dot[g] * scale;
         }
     }
     __syncthreads();
     const i64 place = (i64)kv * gridDim.x + blockIdx.x;
-    for (int g = warp; g < GROUP; g += 8) {
-        float top = -INFINITE, sum = 0.0f;
-        for (int r = lane; r < rows; r += 32) top = fmaxf(top, scores[g * SPLIT + r]);
+    if (warp < GROUP) {
+        constexpr int LINES = (SPLIT + 31) / 32;
+        float* line = scores + warp * SPLIT;
+        float x[LINES], top = -INFINITE, sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < LINES; ++i) {
+            x[i] = lane + 32 * i < rows ? line[lane + 32 * i] : -INFINITE;
+            top = fmaxf(top, x[i]);
+        }
         top = warp_max(top);
-        for (int r = lane; r < rows; r += 32) {
-            const float e = __expf(scores[g * SPLIT + r] - top);
-            scores[g * SPLIT + r] = e;
-            sum += e;
+#pragma unroll
+        for (int i = 0; i < LINES; ++i) {
+            x[i] = __expf(x[i] - top);  // 0 behind the live rows
+            sum += x[i];
+            if (lane + 32 * i < SPLIT) line[lane + 32 * i] = x[i];
         }
         sum = warp_sum(sum);
         if (lane == 0) {
-            marks[(place * GROUP + g) * 2] = top;
-            marks[(place * GROUP + g) * 2 + 1] = sum;
+            marks[(place * GROUP + warp) * 2] = top;
+            marks[(place * GROUP + warp) * 2 + 1] = sum;
+        }
+    }
+    arrive<0>();
+    __syncthreads();
+    const int chunk = tid % ROW_CHUNKS, slot = tid / ROW_CHUNKS;
+    float acc[GROUP][VEC];
+#pragma unroll
+    for (int g = 0; g < GROUP; ++g)
+#pragma unroll
+        for (int i = 0; i < VEC; ++i) acc[g][i] = 0.0f;
+#pragma unroll 4
+    for (int b = 0; b < DEPTH; ++b) {
+        const int r = slot + b * SLOTS;
+        if (SPLIT % SLOTS && r >= SPLIT) break;
+        float w[VEC];
+        widen(*(const uint4*)(vs + r * D + chunk * VEC), w);
+#pragma unroll
+        for (int g = 0; g < GROUP; ++g) {
+            const float p = scores[g * SPLIT + r];
+#pragma unroll
+            for (int i = 0; i < VEC; ++i) acc[g][i] = fmaf(p, w[i], acc[g][i]);
         }
     }
     __syncthreads();
-    {
-        const int chunk = tid % ROW_CHUNKS, slot = tid / ROW_CHUNKS;
-        float acc[GROUP][VEC];
 #pragma unroll
-        for (int g = 0; g < GROUP; ++g)
+    for (int g = 0; g < GROUP; ++g)
 #pragma unroll
-            for (int i = 0; i < VEC; ++i) acc[g][i] = 0.0f;
-        const elem* column = v_rows + ((i64)first * HK + kv) * D + chunk * VEC;
-        constexpr int BATCH = DEPTH < 8 ? DEPTH : 8;
-        for (int base = 0; base < DEPTH; base += BATCH) {
-            uint4 v[BATCH];
-#pragma unroll
-            for (int b = 0; b < BATCH; ++b) {
-                const int r = slot + (base + b) * SLOTS;
-                v[b] = r < rows ? *(const uint4*)(column + (i64)r * HK * D)
-                                : make_uint4(0, 0, 0, 0);
-            }
-#pragma unroll
-            for (int b = 0; b < BATCH; ++b) {
-                const int r = slot + (base + b) * SLOTS;
-                float w[VEC];
-                widen(v[b], w);
-#pragma unroll
-                for (int g = 0; g < GROUP; ++g) {
-                    const float p = r < rows ? scores[g * SPLIT + r] : 0.0f;
-#pragma unroll
-                    for (int i = 0; i < VEC; ++i) acc[g][i] = fmaf(p, w[i], acc[g][i]);
-                }
-            }
-        }
-#pragma unroll
-        for (int g = 0; g < GROUP; ++g)
-#pragma unroll
-            for (int i = 0; i < VEC; ++i)
-                values[(slot * GROUP + g) * D + chunk * VEC + i] = acc[g][i];
-    }
+        for (int i = 0; i < VEC; ++i)
+            values[(slot * GROUP + g) * D + chunk * VEC + i] = acc[g][i];
     __syncthreads();
     for (int i = tid; i < GROUP * D; i += 256) {
         float sum = 0.0f;
 #pragma unroll
-        for (int slot = 0; slot < SLOTS; ++slot) sum += values[slot * GROUP * D + i];
+        for (int s = 0; s < SLOTS; ++s) sum += values[s * GROUP * D + i];
         partial[place * GROUP * D + i] = sum;
     }
 }
 
 // Join the splits of one query head and apply the output gate. splits: of the whole capacity.
-extern "C" __global__ void __launch_bounds__(256)
+// SIDES threads share a value, each with every SIDES-th split.
+#define SIDES (1024 / D)
+#define EARLY 8      // splits of a thread that are asked for before their shares are known
+#define JOINED 1024  // splits whose shares are kept at once
+
+extern "C" __global__ void __launch_bounds__(SIDES * D)
 join(const float* mixed, const i64* position, const float* partial, const float* marks, int splits,
      float* out) {
     __shared__ float shares[JOINED];
-    __shared__ float sums[8], tops[8];
-    __shared__ float parts[256];
+    __shared__ float sums[SIDES * D / 32], tops[SIDES * D / 32];
+    __shared__ float parts[SIDES][D];
     const int head = blockIdx.x, kv = head / GROUP, g = head % GROUP, tid = threadIdx.x;
-    const int lane = tid % 32, warp = tid / 32;
+    const int lane = tid % 32, warp = tid / 32, d = tid % D, side = tid / D;
     start_next();
     const int used = (int)*position / SPLIT + 1;
     wait_inputs();
     const float* mark = marks + ((i64)kv * splits * GROUP + g) * 2;
-    const float* from = partial + ((i64)kv * splits * GROUP + g) * D;
+    const float* from = partial + ((i64)kv * splits * GROUP + g) * D + d;
+    const float gate = mixed[head * 2 * D + D + d];
+    float early[EARLY];
+#pragma unroll
+    for (int i = 0; i < EARLY; ++i) {
+        const int s = side + i * SIDES;
+        early[i] = s < used ? from[(i64)s * GROUP * D] : 0.0f;
+    }
     float top = -INFINITE;
-    for (int s = tid; s < used; s += 256) top = fmaxf(top, mark[(i64)s * GROUP * 2]);
+    for (int s = tid; s < used; s += SIDES * D) top = fmaxf(top, mark[(i64)s * GROUP * 2]);
     top = warp_max(top);
     if (lane == 0) tops[warp] = top;
     __syncthreads();
 #pragma unroll
-    for (int w = 0; w < 8; ++w) top = fmaxf(top, tops[w]);
-    constexpr int WIDE = D < 256 ? D : 256, SIDES = 256 / WIDE;  // sides: splits taken at once
-    const int side = tid / WIDE;
-    float sum = 0.0f, value[(D + 255) / 256] = {};
+    for (int w = 0; w < SIDES * D / 32; ++w) top = fmaxf(top, tops[w]);
+    float sum = 0.0f, value = 0.0f;
     for (int base = 0; base < used; base += JOINED) {
         const int count = min(JOINED, used - base);
         __syncthreads();
-        for (int s = tid; s < count; s += 256) {
+        for (int s = tid; s < count; s += SIDES * D) {
             const float share = __expf(mark[(i64)(base + s) * GROUP * 2] - top);
             shares[s] = share;
             sum = fmaf(mark[(i64)(base + s) * GROUP * 2 + 1], share, sum);
         }
         __syncthreads();
-#pragma unroll 16
-        for (int s = side; s < count; s += SIDES)
+        if (base == 0)
 #pragma unroll
-            for (int j = 0; j < (D + 255) / 256; ++j)
-                value[j] = fmaf(from[(i64)(base + s) * GROUP * D + tid % WIDE + 256 * j],
-                                shares[s], value[j]);
+            for (int i = 0; i < EARLY; ++i)
+                if (side + i * SIDES < count) value = fmaf(early[i], shares[side + i * SIDES], value);
+#pragma unroll 8
+        for (int s = side + (base ? 0 : EARLY * SIDES); s < count; s += SIDES)
+            value = fmaf(from[(i64)(base + s) * GROUP * D], shares[s], value);
     }
     sum = warp_sum(sum);
     if (lane == 0) sums[warp] = sum;
+    parts[side][d] = value;
     __syncthreads();
-    sum = 0.0f;
+    if (side) return;
+    sum = value = 0.0f;
 #pragma unroll
-    for (int w = 0; w < 8; ++w) sum += sums[w];
+    for (int w = 0; w < SIDES * D / 32; ++w) sum += sums[w];
 #pragma unroll
-    for (int j = 0; j < (D + 255) / 256; ++j) {
-        __syncthreads();
-        parts[tid] = value[j];
-        __syncthreads();
-        if (side == 0) {
-            float y = 0.0f;
-            for (int s = 0; s < SIDES; ++s) y += parts[s * WIDE + tid];
-            const int d = tid + 256 * j;
-            out[head * D + d] = y / sum * sigmoid(mixed[head * 2 * D + D + d]);
-        }
-    }
+    for (int s = 0; s < SIDES; ++s) value += parts[s][d];
+    out[head * D + d] = value / sum * sigmoid(gate);
 }

@@ -45,18 +45,6 @@ qk_rows(const elem* mixed, const i64* count, const i64* position, const float* q
 #define TILE 64
 #define PITCH (D + 8)  // elements; keeps 16-byte rows on different banks
 
-DEVICE u32 shared_at(const void* at) { return (u32)__cvta_generic_to_shared(at); }
-
-DEVICE void copy_async(elem* to, const elem* from, bool live) {  // zeros where not live
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                 :: "r"(shared_at(to)), "l"(from), "r"(live ? 16 : 0) : "memory");
-}
-
-DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> DEVICE void arrive() {
-    asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
-}
-
 DEVICE void matrices(u32 (&r)[4], const elem* at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_at(at)) : "memory");

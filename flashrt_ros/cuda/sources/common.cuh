@@ -56,13 +56,33 @@ DEVICE uint4 load_once(const void* at) {
     return v;
 }
 
-// Ask for bytes that the next kernels will read, while the memory would idle otherwise. Every block
-// asks for its share; what is asked for lands in L2 and nobody waits for it.
+// Ask for bytes that the next kernels will read, while the memory would idle otherwise: worker
+// number `worker` of `workers` asks for its share. It lands in L2 and nobody waits for it.
 DEVICE void ask_ahead(const char* at, i64 bytes, i64 worker, i64 workers) {
-#ifndef EMULATED
-    for (i64 i = worker * 128; i < bytes; i += workers * 128)
-        asm volatile("prefetch.global.L2 [%0];" :: "l"(at + i));
+    const i64 share = (bytes + workers * 128 - 1) / (workers * 128) * 128;
+    const i64 from = worker * share;
+    if (from >= bytes) return;
+    const u32 size = (u32)(bytes - from < share ? bytes - from : share);
+#ifdef EMULATED
+#elif __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(at + from), "r"(size));
+#else
+    for (u32 i = 0; i < size; i += 128)
+        asm volatile("prefetch.global.L2 [%0];" :: "l"(at + from + i));
 #endif
+}
+
+// Copies from global to shared memory that run by themselves; zeros where not live.
+DEVICE u32 shared_at(const void* at) { return (u32)__cvta_generic_to_shared(at); }
+
+DEVICE void copy_async(elem* to, const elem* from, bool live) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                 :: "r"(shared_at(to)), "l"(from), "r"(live ? 16 : 0) : "memory");
+}
+
+DEVICE void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int PENDING> DEVICE void arrive() {
+    asm volatile("cp.async.wait_group %0;" :: "n"(PENDING) : "memory");
 }
 
 DEVICE float warp_sum(float x) {

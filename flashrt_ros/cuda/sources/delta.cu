@@ -2,15 +2,16 @@
 //
 // A block has one value head and DVS columns of its state, which it keeps in registers between
 // reading and writing. mixed: fp32 [2 Hk DK + HV DV | HV DV (z) | HV (b) | HV (a)], convolved.
-// The gated norm needs whole heads and is the next product's prologue.
+// What of the gated norm needs one value is done here: out = y * norm * silu(z). Its divisor needs
+// whole heads: a block leaves its sum of y^2 in squares [HV][DV / DVS] for the next product.
 
 #define GROUPS (DVS / 4)
 #define SLOTS (256 / GROUPS)
 #define LINES ((DK + SLOTS - 1) / SLOTS)
 
 extern "C" __global__ void __launch_bounds__(256)
-delta(const float* mixed, float* state, const float* neg_a, const float* dt_bias, float* out,
-      const char* ahead, i64 ahead_bytes) {
+delta(const float* mixed, float* state, const float* neg_a, const float* dt_bias,
+      const float* norm, float* out, float* squares, const char* ahead, i64 ahead_bytes) {
     __shared__ float q[DK], k[DK];
     __shared__ float4 parts[2][8][GROUPS];
     __shared__ float sums[3];
@@ -25,13 +26,15 @@ delta(const float* mixed, float* state, const float* neg_a, const float* dt_bias
         const int line = slot + i * SLOTS;
         if (line < DK) s[i] = *(const float4*)(mine + line * DV);
     }
-    ask_ahead(ahead, ahead_bytes, (i64)(blockIdx.y * gridDim.x + blockIdx.x) * 256 + tid,
-              (i64)gridDim.x * gridDim.y * 256);
+    if (tid == 0)
+        ask_ahead(ahead, ahead_bytes, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y);
     const float bias = dt_bias[head], rate = neg_a[head];
+    const float4 factor = *(const float4*)(norm + column);
     wait_inputs();
     const float* after = mixed + 2 * HK * DK + 2 * HV * DV;
     const float gate = after[HV + head], strength = after[head];
     const float4 v = *(const float4*)(mixed + 2 * HK * DK + head * DV + column);
+    const float4 z = *(const float4*)(mixed + 2 * HK * DK + HV * DV + head * DV + column);
     const int key_head = head / (HV / HK);
     for (int d = tid; d < DK; d += 256) {
         q[d] = mixed[key_head * DK + d];
@@ -88,10 +91,20 @@ delta(const float* mixed, float* state, const float* neg_a, const float* dt_bias
         s[i].z = fmaf(b, d.z, s[i].z * decay); s[i].w = fmaf(b, d.w, s[i].w * decay);
         *(float4*)(mine + line * DV) = s[i];
     }
+    if (warp) return;
+    float sum = 0.0f;
     if (slot == 0) {
         const float scale = rsqrtf((float)DK), both = sums[2] * q_unit * k_unit;
-        *(float4*)(out + head * DV + column) = make_float4(
+        const float4 y = make_float4(
             (decay * read_q.x + both * d.x) * scale, (decay * read_q.y + both * d.y) * scale,
             (decay * read_q.z + both * d.z) * scale, (decay * read_q.w + both * d.w) * scale);
+        *(float4*)(out + head * DV + column) = make_float4(
+            y.x * factor.x * silu(z.x), y.y * factor.y * silu(z.y),
+            y.z * factor.z * silu(z.z), y.w * factor.w * silu(z.w));
+        sum = fmaf(y.x, y.x, fmaf(y.y, y.y, fmaf(y.z, y.z, y.w * y.w)));
     }
+#pragma unroll
+    for (int offset = GROUPS / 2; offset; offset >>= 1)
+        sum += __shfl_xor_sync(0xffffffffu, sum, offset);
+    if (tid == 0) squares[head * gridDim.x + blockIdx.x] = sum;
 }

@@ -2,13 +2,14 @@
 //
 // A warp takes ROWS rows at a time and walks over tasks with the stride of the grid; its lanes
 // split K in 16-byte vectors, UNROLL vectors a batch. The next batch is always in flight, and the
-// first one is asked for before the inputs are there. Sums run in a fixed order.
+// first one is asked for before the inputs are there. A warp that has asked for its last weights
+// asks for its share of what the next product will read. Sums run in a fixed order.
 //
 // K, N, ROWS, UNROLL: sizes.  PROLOGUE: how x becomes the input.  EPILOGUE: what becomes of y.
 
 #define PLAIN 0   // x as it is
 #define NORMED 1  // rms_norm(x) * norm
-#define GATED 2   // per head of HEAD values: rms_norm(x) * norm * silu(z)
+#define GATED 2   // per head of HEAD values: x / rms, from PARTS sums of squares a head in norm
 
 #define STORE 0     // out[n] = y
 #define RESIDUAL 1  // out[n] += y
@@ -49,50 +50,86 @@ DEVICE void fetch(uint4 (&into)[ROWS][UNROLL], const elem* weight, int task, int
     }
 }
 
-// x lies in shared memory as [VEC / 4][CHUNKS][4], so that lanes read neighbouring 16 bytes.
-DEVICE int place(int k) { return (k % VEC / 4) * CHUNKS * 4 + k / VEC * 4 + k % 4; }
+// x lies in shared memory as [VEC / 4][CHUNKS] vectors of four, so that lanes read neighbours.
+DEVICE int place(int i) { return i % (VEC / 4) * CHUNKS + i / (VEC / 4); }
+
+DEVICE float4 times(float4 a, float4 b) {
+    return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
+}
+
+DEVICE float4 times(float4 a, float b) { return times(a, make_float4(b, b, b, b)); }
+
+#define EACH ((K + 1023) / 1024)  // vectors of x that a thread prepares
 
 extern "C" __global__ void __launch_bounds__(256, BLOCKS)
-gemv(const elem* __restrict__ weight, const float* x, const float* norm, float eps,
-     const float* z, float* out, elem* window, const float* taps, i64* position, i64* counter,
-     const i64* shift, const char* ahead, i64 ahead_bytes) {
+gemv(const elem* __restrict__ weight, const float* x, const float* norm, float eps, float* out,
+     elem* window, const float* taps, i64* position, i64* counter, const i64* shift,
+     const char* ahead, i64 ahead_bytes) {
     extern __shared__ float4 shared[];
-    float* xs = (float*)shared;
     __shared__ float sums[WARPS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int stride = gridDim.x * WARPS;
     int task = blockIdx.x * WARPS + warp;
+    bool asked = false;
+    auto look_ahead = [&]() {
+        if (lane == 0 && !asked)
+            ask_ahead(ahead, ahead_bytes, (i64)blockIdx.x * WARPS + warp, stride);
+        asked = true;
+    };
     uint4 now[ROWS][UNROLL], next[ROWS][UNROLL];
     start_next();
     if (task < TASKS) fetch(now, weight, task, 0, lane);
-    ask_ahead(ahead, ahead_bytes, (i64)blockIdx.x * 256 + threadIdx.x, (i64)gridDim.x * 256);
+    if (task >= TASKS || (BATCHES == 1 && task + stride >= TASKS)) look_ahead();
+    float4 value[EACH];
+#if PROLOGUE == NORMED
+    float4 factor[EACH];
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        const int i = e * 256 + threadIdx.x;
+        factor[e] = i < K / 4 ? ((const float4*)norm)[i] : make_float4(0, 0, 0, 0);
+    }
+#endif
     wait_inputs();
 #if EPILOGUE == LOGITS
     if (shift) x += (*shift - 1) * K;  // the last of the rows that were folded
 #endif
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        const int i = e * 256 + threadIdx.x;
+        value[e] = i < K / 4 ? ((const float4*)x)[i] : make_float4(0, 0, 0, 0);
+    }
 #if PROLOGUE == NORMED
     float sum = 0.0f;
-    for (int k = threadIdx.x; k < K; k += 256) sum = fmaf(x[k], x[k], sum);
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        sum = fmaf(value[e].x, value[e].x, sum);
+        sum = fmaf(value[e].y, value[e].y, sum);
+        sum = fmaf(value[e].z, value[e].z, sum);
+        sum = fmaf(value[e].w, value[e].w, sum);
+    }
     sum = warp_sum(sum);
     if (lane == 0) sums[warp] = sum;
     __syncthreads();
     sum = 0.0f;
+#pragma unroll
     for (int w = 0; w < WARPS; ++w) sum += sums[w];
     const float scale = rsqrtf(sum / K + eps);
-    for (int k = threadIdx.x; k < K; k += 256) xs[place(k)] = x[k] * norm[k] * scale;
-#elif PROLOGUE == GATED
-    for (int head = warp; head < K / HEAD; head += WARPS) {
-        float sum = 0.0f;
-        for (int d = lane; d < HEAD; d += 32) sum = fmaf(x[head * HEAD + d], x[head * HEAD + d], sum);
-        const float scale = rsqrtf(warp_sum(sum) / HEAD + eps);
-        for (int d = lane; d < HEAD; d += 32) {
-            const int k = head * HEAD + d;
-            xs[place(k)] = x[k] * norm[d] * scale * silu(z[k]);
-        }
-    }
-#else
-    for (int k = threadIdx.x; k < K; k += 256) xs[place(k)] = x[k];
 #endif
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        const int i = e * 256 + threadIdx.x;
+        if (i >= K / 4) continue;
+#if PROLOGUE == NORMED
+        value[e] = times(times(value[e], factor[e]), scale);
+#elif PROLOGUE == GATED
+        const float* squares = norm + i * 4 / HEAD * PARTS;
+        float sum = 0.0f;
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) sum += squares[part];
+        value[e] = times(value[e], rsqrtf(sum / HEAD + eps));
+#endif
+        shared[place(i)] = value[e];
+    }
     __syncthreads();
     for (; task < TASKS; task += stride) {
         float total[ROWS];
@@ -117,6 +154,7 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
         for (int batch = 0; batch < BATCHES; ++batch) {
             if (batch + 1 < BATCHES) fetch(next, weight, task, batch + 1, lane);
             else if (task + stride < TASKS) fetch(next, weight, task + stride, 0, lane);
+            else look_ahead();
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
                 const int chunk = (batch * UNROLL + u) * 32 + lane;
