@@ -15,7 +15,6 @@ import bisect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-import itertools
 import threading
 
 import numpy as np
@@ -65,7 +64,21 @@ class PoolFull(Capacity):
         self.wanted = wanted
 
 
-_uids = itertools.count(1)  # one sequence for all pools of the process
+class Uids:
+    """One sequence of numbers for all pools of the process."""
+
+    def __init__(self) -> None:
+        self._next = 1
+        self._lock = threading.Lock()
+
+    def take(self, count: int) -> np.ndarray:
+        """Return ``count`` numbers that nobody had."""
+        with self._lock:
+            first, self._next = self._next, self._next + count
+        return np.arange(first, first + count)
+
+
+_uids = Uids()
 
 
 class Ids:
@@ -86,23 +99,24 @@ class Ids:
             raise PoolFull(f'the capsule pool has {self.available} of {self.count} {self.what} '
                            f'free and {wanted} are needed; drop capsules, close sessions, or '
                            f'raise {self._option}.', self.what.split()[-1], wanted)
-        taken: list[int] = []
-        while len(taken) < wanted:
-            need = wanted - len(taken)
+        runs: list[np.ndarray] = []
+        need = wanted
+        while need:
             # First fit; when no run is long enough, the longest one.
             index = next((i for i, (_, n) in enumerate(self._free) if n >= need), None)
             if index is None:
                 index = max(range(len(self._free)), key=lambda i: self._free[i][1])
             start, length = self._free[index]
             used = min(need, length)
-            taken.extend(range(start, start + used))
+            runs.append(np.arange(start, start + used))
+            need -= used
             if used == length:
                 del self._free[index]
             else:
                 self._free[index] = (start + used, length - used)
-        places = np.array(taken, dtype=np.int64)
+        places = runs[0] if len(runs) == 1 else np.concatenate((*runs, np.empty(0, np.int64)))
         self.references[places] = 1
-        self.uids[places] = [next(_uids) for _ in range(wanted)]
+        self.uids[places] = _uids.take(wanted)
         self.available -= wanted
         return places
 
@@ -122,8 +136,15 @@ class Ids:
             raise AssertionError(f'{self.what} {places} are released twice')
         self.references[places] = left
         if lowest == 0:
-            for place in np.atleast_1d(places)[np.atleast_1d(left) == 0].tolist():
-                self._give_back(place)
+            if isinstance(places, int):
+                self._give_back(places, 1)
+                return
+            freed = np.sort(places[left == 0])
+            if freed[-1] - freed[0] == len(freed) - 1:
+                self._give_back(int(freed[0]), len(freed))
+                return
+            for run in np.split(freed, np.flatnonzero(np.diff(freed) != 1) + 1):
+                self._give_back(int(run[0]), len(run))
 
     def locate(self, uids: Pages) -> Pages:
         """Return the held place of each uid, -1 where there is none."""
@@ -140,13 +161,12 @@ class Ids:
         """Return the lengths of the runs of free places."""
         return [length for _, length in self._free]
 
-    def _give_back(self, place: int) -> None:
-        self.available += 1
-        index = bisect.bisect(self._free, (place, 0))
-        start, length = place, 1
-        if index < len(self._free) and self._free[index][0] == place + 1:
+    def _give_back(self, start: int, length: int) -> None:
+        self.available += length
+        index = bisect.bisect(self._free, (start, 0))
+        if index < len(self._free) and self._free[index][0] == start + length:
             length += self._free.pop(index)[1]
-        if index and sum(self._free[index - 1]) == place:
+        if index and sum(self._free[index - 1]) == start:
             before = self._free.pop(index - 1)
             start, length = before[0], before[1] + length
             index -= 1
@@ -186,6 +206,20 @@ class Pool:
         self.nbytes = self.blocks.numel() + storage.numel()
         self.block_ids = Ids(blocks, 'fixed blocks', option)
         self.page_ids = Ids(pages, 'pages', option)
+        #: of a device: behind the last copy that another stream does from or into this pool
+        self.pending: torch.cuda.Event | None = None
+
+    def join(self) -> None:
+        """Let the current stream wait for what other streams do in this pool; return at once."""
+        if self.pending is not None:
+            if not self.pending.query():
+                torch.cuda.current_stream(self.blocks.device).wait_event(self.pending)
+            self.pending = None
+
+    def settle(self) -> None:
+        """Wait for what other streams do in this pool: the CPU is about to read it."""
+        if self.pending is not None:
+            self.pending.synchronize()
 
     def take(self, pages: int, block: bool = True) -> tuple[int, Pages]:
         """
@@ -204,8 +238,13 @@ class Pool:
 
     @contextmanager
     def taking(self, pages: int, block: bool = True) -> Iterator[tuple[int, Pages]]:
-        """As :meth:`take`, but what the block raises gives everything taken back."""
+        """
+        As :meth:`take`, to be filled from the current stream.
+
+        What the block raises gives everything taken back.
+        """
         taken, fresh = self.take(pages, block)
+        self.join()  # a copy of what lay there before may still be going down
         try:
             yield taken, fresh
         except BaseException:
