@@ -291,7 +291,7 @@ def tiling(rows: int, depth: int, vector: int, epilogue: int) -> tuple[int, int,
     if epilogue == SWIGLU or rows > 4096:
         together, unroll, blocks = (4, 2, 2) if steps <= 4 else (2, 4, 2)
     elif rows > 2048:
-        together, unroll, blocks = (2, 4, 2) if steps > 32 else (1, 8, 2)
+        together, unroll, blocks = (2, 4, 2)
     else:
         together, unroll, blocks = (2, 8, 1) if steps >= 8 else (1, 8, 2)
     return together, min(unroll, steps), blocks

@@ -7,6 +7,7 @@ import gc
 import common
 import torch
 
+from flashrt_ros import sampling
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Pool
 from flashrt_ros.cuda import decode as decoding
@@ -48,7 +49,11 @@ def decode(model, plan, positions=(1024, 4096, 16384)) -> list[dict]:
         plan.arena.set_position(position)
         many = common.wall(lambda: [plan.step() for _ in range(16)], 5)
         size = state_bytes(model, plan.arena, position)
+        sampling.write(plan.arena, sampling.Sampling(0.8, 40, 0.95, 5), 0)
+        sampled = watch(graph.replay, before=lambda p=position: plan.arena.set_position(p))
+        sampling.write(plan.arena, sampling.Sampling(), 0)
         rows.append({'position': position, 'device_us': round(micros, 1),
+                     'sampled_us': round(sampled, 1),
                      'wall_us': round(many['median_us'] / 16, 1),
                      'tokens_per_s': round(16e6 / many['median_us'], 1),
                      'share': round(size / BANDWIDTH * 1e6 / micros, 3),
@@ -56,20 +61,23 @@ def decode(model, plan, positions=(1024, 4096, 16384)) -> list[dict]:
     return rows
 
 
-def ahead(model, context: int) -> dict[str, float]:
-    """Microseconds of a step by how much of the next weights is asked for early."""
-    usual, found = decoding.AHEAD, {}
-    for size in (0, 4, 12, 24, 40):
-        decoding.AHEAD = size << 20
+def ahead(model, context: int) -> dict[str, list[float]]:
+    """Microseconds of a step at 4k and 16k, by what is asked for early and rows of a split."""
+    usual, found = (decoding.AHEAD, decoding.SPLIT), {}
+    for size, split in ((0, 128), (1, 128), (2, 128), (4, 128), (6, 128), (8, 128), (12, 128),
+                        (4, 64)):
+        decoding.AHEAD, decoding.SPLIT = size << 20, split
         plan = CudaGraphPlan(model, common.arena_of(model, context))
-        at(plan, 4096)
-        watch = common.Stopwatch(15)
-        found[f'{size} MiB'] = round(watch(
-            plan.graphs['step'].replay, before=lambda p=plan: p.arena.set_position(4096)), 1)
+        watch, row = common.Stopwatch(15), []
+        for position in (4096, 16384):
+            at(plan, position)
+            row.append(round(watch(plan.graphs['step'].replay,
+                                   before=lambda p=plan, q=position: p.arena.set_position(q)), 1))
+        found[f'{size} MiB, {split}'] = row
         del plan
         gc.collect()
         torch.cuda.empty_cache()
-    decoding.AHEAD = usual
+    decoding.AHEAD, decoding.SPLIT = usual
     return found
 
 

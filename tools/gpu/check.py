@@ -31,7 +31,7 @@ FAST = ('ahead', 'decode', 'parts', 'prefill', 'profile', 'capsules', 'first_tok
 def measure(spec: str, context: int, sections: list[str], run) -> None:
     model, plan = common.build(spec, 'bfloat16', context)
     works = {
-        'ahead': lambda: bench.ahead(model, 8192),
+        'ahead': lambda: bench.ahead(model, context),
         'decode': lambda: bench.decode(model, plan),
         'parts': lambda: bench.parts(model, plan),
         'prefill': lambda: bench.prefill(plan),

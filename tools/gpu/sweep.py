@@ -57,8 +57,8 @@ def main() -> None:
         kernel = tools.kernel('gemv.cu', 'gemv', **defines(shape, together, unroll, blocks))
         tasks = -(-rows // together)
         grid = decode.spread(-(-tasks // 8), tools.multiprocessors * blocks)
-        launches = [Launch(kernel, (grid,), 256, (w, x, x, 1e-6, None, out, None, None, None,
-                                                  None, None, *decode.NOTHING), shared=depth * 4)
+        launches = [Launch(kernel, (grid,), 256, (w, x, x, 1e-6, out, None, None, None, None,
+                                                  None, *decode.NOTHING), shared=depth * 4)
                     for w in weights[name]]
         graph = common.captured(lambda launches=launches: [each() for each in launches])
         micros = watch(graph.replay) / len(launches)
