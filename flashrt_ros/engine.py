@@ -9,7 +9,9 @@ thread where several callers share it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from functools import partial
 import itertools
@@ -28,7 +30,15 @@ from flashrt_ros.capsule.capsule import Capsule, CapsuleInfo
 from flashrt_ros.capsule.pool import Frozen
 from flashrt_ros.config import EngineConfig
 from flashrt_ros.control import Control, FinishReason
-from flashrt_ros.errors import Busy, Canceled, DeadlineExceeded, InvalidArgument, Preempted
+from flashrt_ros.errors import (
+    Busy,
+    Canceled,
+    DeadlineExceeded,
+    InvalidArgument,
+    Preempted,
+    Storage,
+)
+from flashrt_ros.plan import EagerPlan
 from flashrt_ros.prompting import Prompting, Turn
 from flashrt_ros.results import (
     AppendResult,
@@ -80,6 +90,7 @@ class Engine:
         self._counts = dict.fromkeys(
             ('saves', 'restores', 'forks', 'rollbacks', 'generations', 'tokens_prefilled',
              'tokens_generated', 'tokens_replayed'), 0)
+        self._had_directory = False
         self.load_seconds = time.monotonic() - begin
 
     def _save(self) -> tuple[Frozen, int]:
@@ -156,7 +167,8 @@ class Engine:
 
     def generate(self, request: GenerateRequest, on_piece: Callable[[Piece], None] | None = None,
                  control: Control | None = None,
-                 between: Callable[[], None] | None = None) -> Generation:
+                 between: Callable[[], None] | None = None,
+                 aside: Callable[[], None] | None = None) -> Generation:
         """
         Restore if asked, fold the source, sample.
 
@@ -165,6 +177,8 @@ class Engine:
 
         :param on_piece: called once a step, before the token is folded; must return quickly.
         :param between: called between steps, at a boundary; may save this session.
+        :param aside: called between the chunks of the prefill, and on a CPU between the layers,
+            where there is no boundary; may do what leaves this session alone.
         :raises FlashrtError: a refusal; nothing has changed then.
         """
         watch = Stopwatch()
@@ -174,15 +188,16 @@ class Engine:
             return self._nothing(request, control.cancelled, watch)
         with self._sessions.obtaining(request.session) as target:
             return self._generate(request, target, turn, limit, chosen, on_piece or _ignore,
-                                  control, between or _ignore, watch)
+                                  control, between or _ignore, aside, watch)
 
     def _generate(self, request: GenerateRequest, target: Session, turn: Turn, limit: int,
                   chosen: dict, on_piece: Callable[[Piece], None], control: Control,
-                  between: Callable[[], None], watch: Stopwatch) -> Generation:
+                  between: Callable[[], None], aside: Callable[[], None] | None,
+                  watch: Stopwatch) -> Generation:
         undo = self._undo_point(target) if request.rollback_on_cancel else None
         try:
             generation = self._run(request, target, turn, limit, chosen, on_piece, control,
-                                   between, watch)
+                                   between, aside, watch)
             stopped = generation.finish_reason in STOPPED
             if request.save_as and not stopped:
                 info = self.save(request.session, request.save_as, overwrite=True).info
@@ -229,7 +244,8 @@ class Engine:
 
     def _run(self, request: GenerateRequest, target: Session, turn: Turn, limit: int,
              chosen: dict, on_piece: Callable[[Piece], None], control: Control,
-             between: Callable[[], None], watch: Stopwatch) -> Generation:
+             between: Callable[[], None], aside: Callable[[], None] | None,
+             watch: Stopwatch) -> Generation:
         if request.capsule:
             self.restore(request.session, request.capsule)
         else:
@@ -241,21 +257,19 @@ class Engine:
                 watch.first()
             on_piece(piece)
 
-        self._sessions.running = target
         try:
-            if turn.ids or limit:
-                prefilled = target.append(turn.ids, turn.state, turn.role, control)
-                self._counts['tokens_prefilled'] += prefilled
-            if limit:
-                settings, counter = sampling.read(self.arena)
-                answer = target.generate(
-                    max_tokens=limit, stop=request.stop, settings=replace(settings, **chosen),
-                    counter=0 if request.seed is not None else counter, on_piece=listen,
-                    control=control, between=between)
+            with self._running(target, aside):
+                if turn.ids or limit:
+                    prefilled = target.append(turn.ids, turn.state, turn.role, control, aside)
+                    self._counts['tokens_prefilled'] += prefilled
+                if limit:
+                    settings, counter = sampling.read(self.arena)
+                    answer = target.generate(
+                        max_tokens=limit, stop=request.stop, settings=replace(settings, **chosen),
+                        counter=0 if request.seed is not None else counter, on_piece=listen,
+                        control=control, between=between)
         except (Canceled, Preempted, DeadlineExceeded):
             return self._nothing(request, control.cancelled or FinishReason.CANCELED, watch)
-        finally:
-            self._sessions.running = None
         tokens = answer.token_ids if answer else ()
         self._counts['generations'] += 1
         self._counts['tokens_generated'] += len(tokens)
@@ -266,6 +280,19 @@ class Engine:
             tokens_reused=reused, tokens_prefilled=prefilled, completion_tokens=len(tokens),
             time_to_first_token=watch.to_first(), tokens_per_second=watch.rate(len(tokens)),
             epoch=target.epoch, position=target.position)
+
+    @contextmanager
+    def _running(self, target: Session, aside: Callable[[], None] | None) -> Iterator[None]:
+        """Note whose the arena is: what is served aside must leave both alone."""
+        self._sessions.running = target
+        if isinstance(self.plan, EagerPlan):  # on a device a fold is one launch
+            self.plan.aside = aside
+        try:
+            yield
+        finally:
+            self._sessions.running = None
+            if isinstance(self.plan, EagerPlan):
+                self.plan.aside = None
 
     def _undo_point(self, target: Session) -> tuple[Frozen, HostState, str]:
         return self._sessions.freeze(target)[0], target.host, target.parent_id
@@ -427,29 +454,41 @@ class Engine:
 
     def rollback(self, session: str = DEFAULT_SESSION, *,
                  to: Literal['position', 'tokens', 'turns'], value: int, expected_epoch: int = 0,
-                 max_replay: int | None = None, control: Control | None = None) -> RollbackResult:
+                 max_replay: int | None = None, control: Control | None = None,
+                 aside: Callable[[], None] | None = None) -> RollbackResult:
         """
         Go back to a position, by tokens, or by turns.
 
         :param expected_epoch: refuse if the session was restored or rolled back since; 0 for any.
         :param max_replay: refuse a replay of more tokens.
+        :param aside: called within a replay, as in :meth:`generate`.
         :raises InvalidArgument, UnknownSession, Busy: nothing has changed then.
         """
         begin = time.monotonic()
         target = self._sessions.get(session)
         self._sessions.check_idle(target, 'roll back')
-        if expected_epoch and expected_epoch != target.epoch:
-            raise InvalidArgument(f'session {session!r} is in epoch {target.epoch}, not '
-                                  f'{expected_epoch}: it was restored, reset or rolled back '
-                                  'meanwhile. Read its state and decide again.')
+        self.check_epoch(session, expected_epoch)
         goal = target.goal(to, value)
         copied = self._sessions.activate(target)
-        replayed, moved = target.rollback(goal, max_replay, control)
+        with self._running(target, aside):
+            replayed, moved = target.rollback(goal, max_replay, control, aside)
         target.epoch = self._sessions.next_epoch()
         self._counts['rollbacks'] += 1
         self._counts['tokens_replayed'] += replayed
         return RollbackResult(target.epoch, target.position, replayed, copied + moved,
                               time.monotonic() - begin)
+
+    def check_epoch(self, session: str, expected: int) -> None:
+        """
+        Refuse where a session is not in the epoch that a caller decided by; 0 stands for any.
+
+        :raises InvalidArgument, UnknownSession: by what is wrong.
+        """
+        epoch = self._sessions.get(session).epoch
+        if expected and expected != epoch:
+            raise InvalidArgument(f'session {session!r} is in epoch {epoch}, not {expected}: it '
+                                  'was restored, reset or rolled back meanwhile. Read its state '
+                                  'and decide again.')
 
     # -- the store ------------------------------------------------------------------------------
 
@@ -511,10 +550,30 @@ class Engine:
             'context': self.arena.capacity, 'grid': self.plan.grid,
             'vocabulary': self.model.config.vocab_size,
             'fixed_bytes': manifest.fixed_bytes, 'row_bytes': manifest.row_bytes,
-            'arena_bytes': self.arena.storage.numel(), **accounts.facts(self.store),
+            'arena_bytes': self.arena.storage.numel(), **self._tiers(),
             'fingerprint': self.fingerprint.digest,
             'sessions': len(self._sessions), 'load_seconds': self.load_seconds,
             **self._counts}
+
+    def _tiers(self) -> dict[str, Any]:
+        """Return what the tiers say of themselves; a disk that went away is a fact, no error."""
+        fault, disk = '', self.store.disk
+        try:
+            told = accounts.facts(self.store)
+        except Storage as error:
+            memory = copy(self.store)
+            memory.disk = memory.files = None
+            told, fault = accounts.facts(memory), str(error)
+        directory = getattr(disk, 'directory', None)
+        if directory is not None and not fault:
+            there = directory.is_dir()
+            if self._had_directory and not there:
+                fault = (f'the capsule directory {str(directory)!r} has vanished.')
+            self._had_directory = self._had_directory or there
+        if fault:
+            fault += (' Capsules in memory go on, those that were only on disk cannot be restored: '
+                      'mount or make capsules.directory again, then persist again what must last.')
+        return {**told, 'disk_fault': fault}
 
     def audit(self) -> None:
         """

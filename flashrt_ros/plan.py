@@ -28,7 +28,13 @@ MAILBOX = 'mailbox'
 
 
 class Bound(Protocol):
-    """A model bound to an arena: it reads and writes the arena's buffers in place."""
+    """
+    A model bound to an arena: it reads and writes the arena's buffers in place.
+
+    ``aside``, where not None, is called now and then within a fold.
+    """
+
+    aside: Callable[[], None] | None
 
     def fold(self, ids: torch.Tensor, position: int) -> torch.Tensor:
         """Fold int64 ids ``[T]`` at rows ``[position, position + T)``; fp32 logits ``[vocab]``."""
@@ -121,6 +127,15 @@ class EagerPlan:
         self._fold(self._mailbox.to(torch.int64), position)
         self._counter.add_(1)
         return token
+
+    @property
+    def aside(self) -> Callable[[], None] | None:
+        """What a fold calls now and then, None for nothing; it must leave the arena alone."""
+        return self._bound.aside
+
+    @aside.setter
+    def aside(self, function: Callable[[], None] | None) -> None:
+        self._bound.aside = function
 
     def _ready(self) -> int:
         if not self.arena.valid:

@@ -86,6 +86,7 @@ class Session:
         self._host = HostState()
         self._sampler: Sampler = (0.0, 0, 1.0, 0, 0)  # at the start of the last generation
         self._sampled = 0
+        self._begun: int | None = None  # inside a fold, an append or a replay: where it began
 
     # -- the state --------------------------------------------------------------------------
 
@@ -99,10 +100,15 @@ class Session:
 
     @property
     def position(self) -> int:
-        """Number of folded tokens."""
+        """Number of folded tokens, at the last committed boundary."""
         if self.frozen is not None:
             return self.frozen.position
-        return self._plan.arena.position
+        return self._plan.arena.position if self._begun is None else self._begun
+
+    @property
+    def folding(self) -> bool:
+        """True inside a fold, an append or a replay, where the arena holds no boundary."""
+        return self._begun is not None
 
     def become(self, host: HostState, parent_id: str, kept: Frozen | None, epoch: int) -> None:
         """Take over another boundary's host part; its block serves as a kept boundary."""
@@ -116,12 +122,14 @@ class Session:
     # -- append -----------------------------------------------------------------------------
 
     def append(self, ids: Sequence[int], turn: str, role: str | None = None,
-               control: Control | None = None) -> int:
+               control: Control | None = None,
+               aside: Callable[[], None] | None = None) -> int:
         """
         Fold ids (behind an unfolded tail, if there is one) on the grid; all or nothing.
 
         :param turn: turn state after the last id.
         :param role: role of the message folded last.
+        :param aside: called between two chunks; must leave this session and the arena alone.
         :return: tokens prefilled.
         :raises ContextFull, Canceled, DeadlineExceeded, DeviceFault: nothing has changed then.
         """
@@ -140,8 +148,10 @@ class Session:
             self.ring.mark(start)
         try:
             with self._lineage.guard():
-                done = 0
+                done, self._begun = 0, start
                 while done < len(pending):
+                    if done and aside is not None:
+                        aside()
                     if control is not None:
                         control.check('the append')
                     count = min(grid - (start + done) % grid, len(pending) - done)
@@ -154,6 +164,8 @@ class Session:
             if candidate is not None:
                 self._lineage.pool.release_block(candidate.block)
             raise _as_typed(error, 'an append', start) from error
+        finally:
+            self._begun = None
         if candidate is not None:
             self.ring.set_grid(candidate)
         turns = (*host.turns, (start, host.turn)) if ids else host.turns
@@ -222,7 +234,9 @@ class Session:
                     elif (reason := control.cancelled) is not None:
                         finish.append(reason)
                     else:
+                        self._begun = arena.position
                         token = self._plan.step(emit)
+                        self._begun = None
                         self._sampled += 1
                         self._host = replace(
                             self._host, held=matcher.state()['held'],
@@ -234,7 +248,7 @@ class Session:
                     if failures:
                         break
         except BaseException as error:
-            self._host, self._sampled = host, 0
+            self._host, self._sampled, self._begun = host, 0, None
             self.ring.drop_above(start)
             raise _as_typed(error, 'a step', start) from error
         self._finish(matcher, detokenizer, publish)
@@ -281,12 +295,14 @@ class Session:
         return goal
 
     def rollback(self, target: int, max_replay: int | None = None,
-                 control: Control | None = None) -> tuple[int, int]:
+                 control: Control | None = None,
+                 aside: Callable[[], None] | None = None) -> tuple[int, int]:
         """
         Go back to position ``target``: nearest kept boundary, then replay along the schedule.
 
         :return: tokens replayed, bytes copied.
         :param target: as :meth:`goal` gives it.
+        :param aside: called between two folds, as in :meth:`append`.
         :raises InvalidArgument: for a replay beyond ``max_replay``; nothing has changed then.
         """
         arena, host = self._plan.arena, self.host
@@ -307,13 +323,13 @@ class Session:
         if replay == 0:
             copied = self._lineage.put_back(kept.block)
         else:
-            copied = self._replay(kept, ids, host, target, control)
+            copied = self._replay(kept, ids, host, target, control, aside)
         self._host, self._sampled = after, 0
         self.ring.drop_above(target)
         return replay, copied
 
     def _replay(self, kept: Kept, ids: list[int], host: HostState, target: int,
-                control: Control | None) -> int:
+                control: Control | None, aside: Callable[[], None] | None) -> int:
         # A chunk that the target cuts leaves other last bits in its rows, so going forward again
         # after a fault needs the rows too: an implicit save, which copies only unsaved rows.
         self._lineage.pool.hold_block(kept.block)  # the save may give light boundaries up
@@ -323,8 +339,11 @@ class Session:
             self._lineage.pool.release_block(kept.block)
             raise
         try:
+            self._begun = before.position
             copied = self._lineage.put_back(kept.block)
             for start, length, sampler in host.schedule.folds(kept.position, target):
+                if aside is not None and start > kept.position:
+                    aside()
                 if control is not None:
                     control.check('the rollback')
                 self._plan.append(ids[start - kept.position:start - kept.position + length])
@@ -336,6 +355,7 @@ class Session:
             self._lineage.restore(before)
             raise _as_typed(error, 'the replay of a rollback', before.position) from error
         finally:
+            self._begun = None
             self._lineage.pool.release(before)
             self._lineage.pool.release_block(kept.block)
         return copied

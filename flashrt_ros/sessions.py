@@ -184,10 +184,14 @@ class Sessions:
         Return a session's boundary with one reference of its own, and the bytes copied.
 
         :raises DeviceFault: if the live state is invalid. :raises Capacity: the pool is full.
+        :raises Busy: inside an append, a replay or a step of this session.
         """
         if session is not self.live or session.frozen is not None:
             assert session.frozen is not None
             return self._lineage.pool.hold(session.frozen), 0
+        if session.folding:
+            raise Busy(f'session {session.name!r} is in the middle of an append or a step, '
+                       'which is no boundary; ask again when it has ended, or cancel it first.')
         if not self._lineage.arena.valid:
             raise DeviceFault('the live state was invalidated by a fault and cannot be saved; '
                               'restore a capsule or reset the session.')

@@ -3,7 +3,8 @@ The worker: the one thread that touches an engine.
 
 Callers on any thread queue work and get futures. Generations and exclusive calls run in order;
 calls marked ``at_boundary`` also run between two steps of a running generation, so that a save or
-a listing is answered while tokens stream.
+a listing is answered while tokens stream. Those that need no boundary of the session that runs are
+served within its prefill and its steps too: between two chunks, and on a CPU between two layers.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import threading
 import time
 from typing import Any, TypeVar
 
+import torch
+
 from flashrt_ros.control import Control, FinishReason
 from flashrt_ros.engine import Engine
 from flashrt_ros.errors import Internal, NotActive
@@ -22,16 +25,23 @@ from flashrt_ros.results import GenerateRequest, Generation
 from flashrt_ros.session import Piece
 
 T = TypeVar('T')
+ANY = '*'  # no name of a session: whichever runs
 
 
 class _Job:
-    """A queued piece of work and its future."""
+    """
+    A queued piece of work and its future.
+
+    ``session`` is the one it runs in, ``needs`` the one whose boundary it needs (ANY for the one
+    that runs); None for none.
+    """
 
     def __init__(self, work: Callable[[], Any], control: Control | None = None,
-                 session: str | None = None) -> None:
+                 session: str | None = None, needs: str | None = None) -> None:
         self.future: Future = Future()
         self.control = control
         self.session = session
+        self.needs = needs
         self._work = work
 
     def run(self) -> None:
@@ -60,6 +70,9 @@ class Worker:
         self._wake = threading.Condition()
         self._stopping = False
         self._current: _Job | None = None
+        self._places: dict[str, tuple[int, int]] = {}
+        self._fresh = False  # a job began, and nothing was noted since
+        self._note()
         self._thread = threading.Thread(target=self._loop, name=name)
 
     def start(self) -> None:
@@ -95,7 +108,7 @@ class Worker:
 
     @property
     def current_session(self) -> str | None:
-        """Session of the running generation, or None."""
+        """Session of the running generation or rollback, or None."""
         job = self._current
         return job.session if job else None
 
@@ -104,6 +117,14 @@ class Worker:
         """Jobs that wait."""
         return len(self._queue) + len(self._at_boundary)
 
+    def place(self, session: str) -> tuple[int, int]:
+        """
+        Return epoch and position of a session at its last boundary; zeros where there is none.
+
+        From any thread, at once: who was refused or gave up does not wait for the worker.
+        """
+        return self._places.get(session, (0, 0))
+
     def generate(self, request: GenerateRequest, on_piece: Callable[[Piece], None] | None = None,
                  control: Control | None = None) -> Future[Generation]:
         """Queue a generation; ``on_piece`` runs on the worker's thread and must only enqueue."""
@@ -111,23 +132,51 @@ class Worker:
 
         def listen(piece: Piece) -> None:
             self.last_progress = time.monotonic()
+            self._places[request.session] = piece.epoch, piece.position
             if on_piece is not None:
                 on_piece(piece)
 
         def work() -> Generation:
-            return self.engine.generate(request, listen, switch, self._serve_boundary)
+            try:
+                return self.engine.generate(request, listen, switch, self._serve_boundary,
+                                            self.aside)
+            finally:
+                self._note()
 
         return self._put(self._queue, _Job(work, switch, request.session))
 
-    def call(self, function: Callable[[Engine], T], *, at_boundary: bool = False) -> Future[T]:
+    def call(self, function: Callable[[Engine], T], *, at_boundary: bool = False,
+             session: str | None = ANY) -> Future[T]:
         """
         Queue a call of the engine.
 
-        :param at_boundary: may run between two steps of a running generation. The engine refuses
-            with Busy what would need the arena of the generating session.
+        :param at_boundary: may run within a running generation. The engine refuses with Busy what
+            would need the arena of the generating session.
+        :param session: whose boundary the call needs, None for none, ANY for whichever session
+            runs: it waits for the end of a step, of a prefill and of a replay of that one. Of a
+            call that is not `at_boundary`: the session that it changes.
         """
-        queue = self._at_boundary if at_boundary else self._queue
-        return self._put(queue, _Job(lambda: function(self.engine)))
+        def work() -> T:
+            try:
+                return function(self.engine)
+            finally:
+                self._note()  # before the answer: who has it may ask for the place
+
+        if at_boundary:
+            return self._put(self._at_boundary, _Job(work, needs=session))
+        return self._put(self._queue, _Job(work, session=None if session == ANY else session))
+
+    def aside(self) -> None:
+        """Serve, inside a fold, an append or a replay, what leaves that session alone."""
+        if self._fresh:
+            self._fresh = False
+            self._note()  # the goal may have begun with a restore
+        if not self._at_boundary:
+            self.last_progress = time.monotonic()
+            return
+        # A fold runs in inference mode, and what is made in there could not be written later.
+        with torch.inference_mode(False):
+            self._serve(self.current_session)
 
     def _put(self, queue: deque[_Job], job: _Job) -> Future:
         with self._wake:
@@ -138,13 +187,28 @@ class Worker:
         return job.future
 
     def _serve_boundary(self) -> None:
+        self._serve(None)
+
+    def _serve(self, without: str | None) -> None:
+        """Run the jobs that wait for a boundary, but for those that need one session's."""
         self.last_progress = time.monotonic()
-        while self._at_boundary:
-            try:
-                job = self._at_boundary.popleft()
-            except IndexError:  # stop() emptied it
-                return
+        while (job := self._next(without)) is not None:
             job.run()
+
+    def _next(self, without: str | None) -> _Job | None:
+        if not self._at_boundary:  # nearly always, and asked once a token
+            return None
+        with self._wake:
+            for job in self._at_boundary:
+                if without is None or job.needs not in (without, ANY):
+                    self._at_boundary.remove(job)
+                    return job
+        return None
+
+    def _note(self) -> None:
+        """Note where the sessions stand. On the worker's thread."""
+        self._places = {info.name: (info.epoch, info.position)
+                        for info in self.engine.sessions()}
 
     def _loop(self) -> None:
         while True:
@@ -155,6 +219,7 @@ class Worker:
                     return
                 queue = self._at_boundary or self._queue
                 job = self._current = queue.popleft()
+                self._fresh = True
                 self.last_progress = time.monotonic()
             try:
                 job.run()

@@ -201,6 +201,8 @@ class Binding:
         self._table = model.parameters[model.embedding_name]
         self._norm = model.final_norm()
         self._head = model.head_weight
+        #: called after each block: work of others that leaves the arena alone, see the worker
+        self.aside: Callable[[], None] | None = None
 
     @torch.inference_mode()
     def fold(self, ids: Tensor, position: int) -> Tensor:
@@ -223,4 +225,6 @@ class Binding:
         x = F.embedding(ids, self._table)
         for block in self._blocks:
             x = block(x, position)
+            if self.aside is not None:
+                self.aside()
         return head(x, self._norm, self._head)

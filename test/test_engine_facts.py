@@ -1,0 +1,35 @@
+"""What an engine tells of itself where its disk went away."""
+
+import shutil
+
+from engine_cases import build, ids
+
+
+def test_a_directory_that_vanished_is_a_fact_and_everything_else_goes_on(tmp_path):
+    folder = tmp_path / 'capsules'
+    engine = build(directory=str(folder))
+    engine.append(token_ids=ids(50))
+    assert engine.facts()['disk_fault'] == '', 'it is made when first needed'
+    engine.save(name='c', persist=True)
+    engine.flush()
+    assert engine.facts()['disk_fault'] == ''
+
+    shutil.rmtree(folder)
+    facts = engine.facts()
+    assert str(folder) in facts['disk_fault'] and 'mount or make' in facts['disk_fault']
+    assert facts['pool_used_bytes'] > 0 and facts['capsules'] == 1
+    assert [info.name for info in engine.list()] == ['c']
+    assert engine.restore(capsule='c').tokens_reused == 50
+
+    folder.write_text('a file in the way')
+    facts = engine.facts()
+    assert str(folder) in facts['disk_fault'] and facts['disk_used_bytes'] == 0
+    assert facts['pool_used_bytes'] > 0 and facts['capsules'] == 1
+    assert [info.name for info in engine.list()] == ['c']
+    engine.save(name='d')
+
+    folder.unlink()
+    engine.save(name='e', persist=True)
+    engine.flush()
+    assert engine.facts()['disk_fault'] == '' and engine.facts()['disk_used_bytes'] > 0
+    engine.close()
