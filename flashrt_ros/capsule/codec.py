@@ -26,7 +26,7 @@ from flashrt_ros.capsule import faults
 from flashrt_ros.capsule.atomic import atomic_file, regular_file
 from flashrt_ros.capsule.fingerprint import Fingerprint
 from flashrt_ros.capsule.header import dump_json, Header
-from flashrt_ros.capsule.stream import BLOCK, PARALLEL, read_payload
+from flashrt_ros.capsule.stream import BLOCK, read_payload
 from flashrt_ros.capsule.wire import (
     decode,
     encode,
@@ -41,6 +41,7 @@ from flashrt_ros.errors import Capacity, Corrupt, Incompatible, InvalidArgument
 __all__ = ['Header', 'Image', 'file_bytes', 'read', 'read_header', 'verify', 'write']
 
 Pieces = dict[str, list[torch.Tensor]]  # of each rows buffer, one after the other
+DIRECT = 1 << 20  # bytes from which a piece is written from where it lies
 
 
 @dataclass
@@ -126,7 +127,8 @@ def write(image: Image, path: str | os.PathLike, manifest: Manifest, *, overwrit
     with atomic_file(path, overwrite=overwrite) as fd:
         start = len(encode(header, regions))
         os.lseek(fd, start, os.SEEK_SET)
-        staging = torch.empty(BLOCK, dtype=torch.uint8)
+        device = any(p.is_cuda for parts in pieces.values() for p in parts)
+        staging = torch.empty(BLOCK, dtype=torch.uint8, pin_memory=device)
         for region in regions:
             digest = blake3()  # one thread: a save runs beside the decode and must not slow it
             for block in _blocks(pieces[region.name], staging):
@@ -178,7 +180,7 @@ def _blocks(parts: Sequence[torch.Tensor], staging: torch.Tensor) -> Iterator[me
         if row > BLOCK:  # one row alone is larger than a block
             whole = _flat(part.contiguous().cpu())
             part, count, row = whole, whole.numel(), 1
-        direct = part.is_contiguous() and part.device.type == 'cpu' and part.nbytes >= PARALLEL
+        direct = part.is_contiguous() and part.device.type == 'cpu' and part.nbytes >= DIRECT
         if direct and used:
             yield staging[:used].numpy().data
             used = 0
@@ -239,18 +241,20 @@ def verify(path: str | os.PathLike) -> Header:
 def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint | None = None, *,
          capacity: int | None = None,
          allocate: Callable[[int], torch.Tensor] | None = None,
-         into: Callable[[Header], Pieces] | None = None) -> Image:
+         into: Callable[[Header], Pieces] | None = None,
+         ready: Callable[[str, list[torch.Tensor]], None] | None = None) -> Image:
     """
     Read a capsule for a live ``manifest``; everything is checked before anything is allocated.
 
     :param fingerprint: refuses what was saved by something else (first, since it names causes).
     :param capacity: rows that the reader has room for; None for any.
     :param allocate: called once with a number of bytes, returns at least as much uint8 CPU memory
-        for the rows (pinned, or used again: fresh memory costs more than the reading). The image
-        lives in it.
+        (pinned, or used again: fresh memory costs more than the reading). The image lives in it.
     :param into: instead, returns for each rows buffer the pieces of CPU memory, in their order,
         that its rows are read into (pages of a pool). Their content counts only if nothing is
         raised.
+    :param ready: called with each rows buffer and its pieces once its digest holds, while others
+        are still being read.
     :raises UnknownCapsule: no such file. :raises Corrupt: truncated, altered or no capsule.
     :raises Incompatible: another format version, fingerprint or manifest; the fields are named.
     :raises Capacity: too many rows for ``capacity`` or for memory.
@@ -276,10 +280,13 @@ def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint |
             offset = manifest.offsets[region.name]
             return [fixed[offset:offset + region.nbytes].numpy().data]
 
+        def told(region: Region) -> None:
+            if ready is not None and region.name in rows:
+                ready(region.name, rows[region.name])
+
         with suppress(OSError):  # a hint
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)  # the disk works while we hash
-        read_payload(fd, regions, header.digests or {}, target)
+        read_payload(fd, regions, header.digests or {}, target, told)
         if regions[-1].name == PADDING:
             _scatter(fixed, manifest, padding)
         offset = manifest.offsets[POSITION]
@@ -292,15 +299,17 @@ def _place(header: Header, manifest: Manifest, allocate: Callable[[int], torch.T
            into: Callable[[Header], Pieces] | None) -> tuple[torch.Tensor, Rows | None, Pieces]:
     """Return memory for the fixed block and the rows of a file whose header was checked."""
     try:
-        fixed = torch.zeros(manifest.fixed_bytes, dtype=torch.uint8)
         if into is not None:
-            return fixed, None, into(header)
-        need = Rows.bytes_for(manifest, header.position)
+            return torch.zeros(manifest.fixed_bytes, dtype=torch.uint8), None, into(header)
+        need = manifest.storage_bytes(header.position)
         storage = (allocate or _allocate)(need)[:need]
     except (RuntimeError, MemoryError) as error:
         raise Capacity(f'Capsule {header.name!r} needs {header.payload_bytes} bytes of memory, '
                        'which the host does not have.') from error
-    block = Rows(manifest, header.position, storage)
+    fixed = storage[:manifest.fixed_bytes]
+    for start, end in gaps(manifest):
+        fixed[start:end] = 0
+    block = Rows(manifest, header.position, storage[manifest.fixed_bytes:])
     return fixed, block, {b.name: [block.view(b.name)] for b in manifest.rows}
 
 

@@ -20,6 +20,7 @@ from flashrt_ros.capsule import codec
 from flashrt_ros.capsule.capsule import Capsule
 from flashrt_ros.capsule.codec import Header, Image
 from flashrt_ros.capsule.fingerprint import Fingerprint
+from flashrt_ros.capsule.lane import Lane
 from flashrt_ros.capsule.lineage import runs
 from flashrt_ros.capsule.pool import Frozen, Pool
 from flashrt_ros.capsule.tiers import Tier
@@ -38,13 +39,15 @@ class Files:
     Capsules on their way to files.
 
     :param table: chooses who leaves when the budget is full.
+    :param lane: for what the writer fetches from a device, beside the decode.
     """
 
-    def __init__(self, tier: Tier, fingerprint: Fingerprint, table: Table) -> None:
+    def __init__(self, tier: Tier, fingerprint: Fingerprint, table: Table, lane: Lane) -> None:
         self.tier = tier
         self.lost = 0
         self._fingerprint = fingerprint
         self._table = table
+        self._lane = lane
         self._writer = ThreadPoolExecutor(1, thread_name_prefix='flashrt-disk')
         self._writes: list[tuple[str, Future]] = []  # name, its write; oldest first
         self._used: tuple[object, int] | None = None
@@ -66,6 +69,7 @@ class Files:
         :raises Capacity, NameExists, Storage: by what is in the way; no file has changed then,
             but less recently used ones may have left.
         """
+        pool.settle()
         image = image_of(capsule, pool, frozen, self._fingerprint)
         with self._writing:
             self._make_room(capsule, codec.file_bytes(image, pool.manifest))
@@ -101,10 +105,12 @@ class Files:
     def write_later(self, capsule: Capsule, pool: Pool, frozen: Frozen) -> None:
         """Queue a write; :meth:`flush` waits and reports."""
         pool.hold(frozen)  # the bytes stay until they are written
+        saved = self._lane.mark()
 
         def work() -> None:
             try:
-                self.write(capsule, pool, frozen)
+                with self._lane.copying(after=saved):
+                    self.write(capsule, pool, frozen)
             except BaseException as error:
                 with self._lock:
                     self._failures.append(error)
@@ -168,4 +174,4 @@ def image_of(capsule: Capsule, pool: Pool, frozen: Frozen, fingerprint: Fingerpr
         view = pool.rows.view(buffer.name)
         rows[buffer.name] = [view[place:place + count] for _, place, count in
                              runs(frozen.pages, 0, frozen.position)]
-    return Image(header, pool.blocks[frozen.block], rows)
+    return Image(header, pool.blocks[frozen.block].cpu(), rows)

@@ -211,15 +211,17 @@ class Pool:
 
     def join(self) -> None:
         """Let the current stream wait for what other streams do in this pool; return at once."""
-        if self.pending is not None:
-            if not self.pending.query():
-                torch.cuda.current_stream(self.blocks.device).wait_event(self.pending)
+        pending = self.pending
+        if pending is not None:
+            if not pending.query():
+                torch.cuda.current_stream(self.blocks.device).wait_event(pending)
             self.pending = None
 
     def settle(self) -> None:
         """Wait for what other streams do in this pool: the CPU is about to read it."""
-        if self.pending is not None:
-            self.pending.synchronize()
+        pending = self.pending
+        if pending is not None:
+            pending.synchronize()
 
     def take(self, pages: int, block: bool = True) -> tuple[int, Pages]:
         """

@@ -127,13 +127,14 @@ class UrlTier:
     def get(self, name_or_id: str, manifest: Manifest, fingerprint: Fingerprint | None = None, *,
             capacity: int | None = None,
             allocate: Callable[[int], torch.Tensor] | None = None,
-            into: Callable[[Header], codec.Pieces] | None = None) -> Image:
+            into: Callable[[Header], codec.Pieces] | None = None,
+            ready: Callable[[str, list[torch.Tensor]], None] | None = None) -> Image:
         """Read and check a capsule; see :meth:`DiskTier.get`."""
         name = self.find(name_or_id)
         with _spool() as file:
             self.receive(name, file)
             image = codec.read(file, manifest, fingerprint, capacity=capacity,
-                               allocate=allocate, into=into)
+                               allocate=allocate, into=into, ready=ready)
             image.header = replace(image.header, name=name)
             return image
 

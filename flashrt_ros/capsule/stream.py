@@ -1,15 +1,15 @@
 """
 Reading a payload once: into place, hashed while it is still in the cache.
 
-The place may lie scattered (the pages of a pool), so that a capsule needs no second copy. Large
-payloads are hashed by another thread while the next block is read; both leave the interpreter free.
+The place may lie scattered (the pages of a pool), so that a capsule needs no second copy. Regions
+are independent, so each core reads and hashes regions of its own: hashing costs several times what
+reading from the page cache does, and a disk is quicker when it is asked for several things at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
 import os
 
 from blake3 import blake3
@@ -19,61 +19,77 @@ from flashrt_ros.capsule.wire import Region
 from flashrt_ros.errors import Corrupt
 
 BLOCK = 1 << 20  # bytes read and hashed at a time: large enough to stream, small enough to cache
-PARALLEL = 1 << 20  # bytes of a region from which several threads hash it
+WIDE = 8 << 20  # bytes at a time where several threads hash one region
+WORKERS = 16  # threads at most; memory is the limit well before
 _VIEWS = 256  # memory views a system call takes, well below the limit of the kernel
 
+Target = Callable[[Region], Iterable[memoryview] | None]
 
-def read_payload(fd: int, regions: Sequence[Region], digests: dict[str, str],
-                 target: Callable[[Region], Iterable[memoryview] | None]) -> None:
+
+def read_payload(fd: int, regions: Sequence[Region], digests: dict[str, str], target: Target,
+                 ready: Callable[[Region], None] | None = None) -> None:
     """
-    Read the regions into ``target(region)`` or, for None, nowhere.
+    Read the regions, from where the file stands, into ``target(region)`` or, for None, nowhere.
 
+    :param ready: called by this thread, in the order of the file, with each region whose digest
+        holds; others may be under way.
     :raises Corrupt: for the first region whose digest does not match, or an early end.
     """
-    scratch = memoryview(bytearray(0))
-    large = sum(region.nbytes for region in regions) > BLOCK
-    with ThreadPoolExecutor(1) if large else nullcontext() as hasher:
-        found: list[tuple[Region, blake3, list[Future]]] = []
-        for region in regions:
-            digest = blake3(max_threads=blake3.AUTO if region.nbytes >= PARALLEL else 1)
-            pending: list[Future] = []
-            place = target(region)
-            if place is None:
-                if len(scratch) < min(BLOCK, region.nbytes):
-                    scratch = memoryview(bytearray(min(BLOCK, region.nbytes)))
-                for done in range(0, region.nbytes, BLOCK):
-                    view = scratch[:min(BLOCK, region.nbytes - done)]
-                    _fill(fd, [view])
-                    digest.update(view)
-            else:
-                for views in _batches(place):
-                    _fill(fd, views)
-                    if hasher is None:
-                        _hash(digest, views)
-                    else:
-                        pending.append(hasher.submit(_hash, digest, views))
-            found.append((region, digest, pending))
-        for region, digest, pending in found:
-            for future in pending:
-                future.result()
-            if digest.hexdigest() != digests[region.name]:
-                raise Corrupt(f'Region {region.name!r} of the capsule file was altered: its '
-                              'digest does not match.')
+    offset, jobs = os.lseek(fd, 0, os.SEEK_CUR), []
+    for region in regions:
+        jobs.append((region, offset, target(region)))
+        offset += region.nbytes
+    total = sum(region.nbytes for region in regions)
+    workers = min(len(os.sched_getaffinity(0)), WORKERS)
+    large = sum(region.nbytes * workers > total for region in regions)
+
+    def work(region: Region, start: int, place: Iterable[memoryview] | None) -> str:
+        # One region alone cannot keep all cores busy; then several threads hash it.
+        alone = region.nbytes * workers > total and large < workers
+        block = WIDE if alone else BLOCK
+        digest = blake3(max_threads=blake3.AUTO if alone else 1)
+        for views in _batches(_nowhere(region, block) if place is None else place, block):
+            start = _fill(fd, views, start)
+            for view in views:
+                digest.update(view)
+        return digest.hexdigest()
+
+    def check(region: Region, found: str) -> None:
+        if found != digests[region.name]:
+            raise Corrupt(f'Region {region.name!r} of the capsule file was altered: its digest '
+                          'does not match.')
+        if ready is not None:
+            ready(region)
+
+    if total <= BLOCK or workers == 1:
+        for region, start, place in jobs:
+            check(region, work(region, start, place))
+        return
+    with ThreadPoolExecutor(workers, thread_name_prefix='flashrt-read') as pool:
+        results = [pool.submit(work, *job) for job in jobs]
+        try:
+            for (region, _, _), result in zip(jobs, results, strict=True):
+                check(region, result.result())
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
-def _hash(digest: blake3, views: list[memoryview]) -> None:
-    for view in views:
-        digest.update(view)
+def _nowhere(region: Region, block: int) -> Iterator[memoryview]:
+    """Yield the same memory again and again, as much as the region has bytes."""
+    scratch = memoryview(bytearray(min(block, region.nbytes)))
+    for done in range(0, region.nbytes, block):
+        yield scratch[:region.nbytes - done]
 
 
-def _batches(place: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+def _batches(place: Iterable[memoryview], block: int) -> Iterator[list[memoryview]]:
     """Group views, cut where they are larger, into reads of about a block."""
     batch: list[memoryview] = []
     size = 0
     for whole in place:
-        for start in range(0, len(whole), BLOCK):
-            view = whole[start:start + BLOCK]
-            if batch and (size + len(view) > BLOCK or len(batch) == _VIEWS):
+        for start in range(0, len(whole), block):
+            view = whole[start:start + block]
+            if batch and (size + len(view) > block or len(batch) == _VIEWS):
                 yield batch
                 batch, size = [], 0
             batch.append(view)
@@ -82,15 +98,17 @@ def _batches(place: Iterable[memoryview]) -> Iterator[list[memoryview]]:
         yield batch
 
 
-def _fill(fd: int, views: list[memoryview]) -> None:
-    """Fill the views from the file; raises Corrupt at an early end."""
+def _fill(fd: int, views: list[memoryview], offset: int) -> int:
+    """Fill the views from an offset of the file, return the next; Corrupt at an early end."""
     rest = list(views)
     while rest:
         faults.point('codec.read')
-        count = os.readv(fd, rest)
+        count = os.preadv(fd, rest, offset)
         if count == 0:
             raise Corrupt('The capsule file became shorter while it was read; read it again.')
+        offset += count
         while rest and count >= len(rest[0]):
             count -= len(rest.pop(0))
         if count:
             rest[0] = rest[0][count:]
+    return offset

@@ -19,17 +19,17 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from flashrt_ros.arena import Rows
 from flashrt_ros.capsule import faults
 from flashrt_ros.capsule.capsule import Capsule
 from flashrt_ros.capsule.codec import Header, Image, Pieces
 from flashrt_ros.capsule.files import Files
 from flashrt_ros.capsule.fingerprint import Fingerprint
+from flashrt_ros.capsule.lane import Lane, Staging
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Frozen, PAGE, Pages, pages_for, Pool, PoolFull
 from flashrt_ros.capsule.room import choose
 from flashrt_ros.capsule.tiers import Tier
-from flashrt_ros.capsule.transfer import bring, copy_rows, Place, spans, wait_for
+from flashrt_ros.capsule.transfer import bring, Place, spans
 from flashrt_ros.errors import Capacity, Corrupt, NameExists, UnknownCapsule
 
 T = TypeVar('T')
@@ -57,8 +57,12 @@ class Tiers:
         self.light: Callable[[], list[tuple[Shed, int]]] = list
         self._capsules: OrderedDict[str, Capsule] = OrderedDict()  # by name, oldest use first
         self._lock = threading.RLock()  # the table: the writer takes entries out too
-        self._stage: torch.Tensor | None = None
-        self.files = Files(disk, fingerprint, self) if disk is not None else None
+        self._lane = Lane(self.pool.blocks.device)
+        self._staging = Staging(self.pool.manifest.storage_bytes(capacity))
+        if disk is not None and self.pool.blocks.is_cuda:
+            self._staging.take(0)  # pinning takes long: now, and not with the first restore
+        self.files = (Files(disk, fingerprint, self, Lane(self._lane.device))
+                      if disk is not None else None)
 
     def capsules(self) -> list[Capsule]:
         """Return all capsules, least recently used first."""
@@ -148,7 +152,8 @@ class Tiers:
         assert frozen is not None
         if self.host is not None and capsule.on_host is None:
             try:
-                capsule.on_host, _ = bring(self.pool, frozen, self.host, self._make_host_room)
+                capsule.on_host, _ = bring(self.pool, frozen, self.host, self._make_host_room,
+                                            self._lane)
             except PoolFull:
                 if self.files is None and not capsule.on_disk:
                     raise
@@ -220,7 +225,7 @@ class Tiers:
             if capsule.frozen is None:
                 if capsule.on_host is not None and self.host is not None:
                     capsule.frozen, _ = bring(self.host, capsule.on_host, self.pool,
-                                              self.make_room)
+                                              self.make_room, self._lane)
                 else:
                     capsule.frozen = self._upload(capsule)
         finally:
@@ -239,40 +244,45 @@ class Tiers:
         _same(capsule, image.header)
         return image
 
-    def _staging(self, size: int) -> torch.Tensor:
-        """
-        Return pinned memory for the rows of one capsule, the same each time; the arena bounds it.
-
-        The upload before has been waited for, so nobody reads from it any more.
-        """
-        if self._stage is None:
-            most = Rows.bytes_for(self.pool.manifest, self.capacity)
-            self._stage = torch.empty(max(size, most), dtype=torch.uint8, pin_memory=True)
-        return self._stage
-
     def _upload(self, capsule: Capsule) -> Frozen:
         """Read a file; on a CPU straight into the pages, on a device by way of pinned memory."""
-        position, cuda = capsule.position, self.pool.blocks.is_cuda
-        image = self._read(capsule, allocate=self._staging) if cuda else None
+        position = capsule.position
         block, pages = capsule.uids or (0, np.zeros(pages_for(position), dtype=np.int64))
         with Place(self.pool, (block, pages), self.make_room) as place:
-            if image is None:
+            if self.pool.blocks.is_cuda:
+                self._by_staging(capsule, place)
+            else:
                 image = self._read(capsule, into=partial(self._pieces, capsule, place))
-            if place.new_block:
-                faults.point('tier.block')
-                self.pool.blocks[place.block].copy_(image.fixed)
-            if image.block is not None:
-                wanted = np.flatnonzero(place.missing)
-                for first, second, count in spans(wanted, place.pages[place.missing]):
-                    faults.point('tier.rows')
-                    rows = min(count * PAGE, position - first * PAGE)
-                    copy_rows(image.block, first * PAGE, self.pool.rows, second * PAGE, rows)
-                wait_for(self.pool)  # the staging memory is free for the next one
+                if place.new_block:
+                    faults.point('tier.block')
+                    self.pool.blocks[place.block].copy_(image.fixed)
             known = pages.copy()
             if position % PAGE:
                 known[-1] = 0  # only as full as this capsule needs it: no page of that uid
             place.name(known[place.missing], block)
             return Frozen(position, place.block, place.pages)
+
+    def _by_staging(self, capsule: Capsule, place: Place) -> None:
+        """Read a file into pinned memory; what is checked goes up while the rest is read."""
+        wanted = np.flatnonzero(place.missing)
+        places = list(spans(wanted, place.pages[place.missing]))
+
+        def send(name: str, pieces: list[torch.Tensor]) -> None:
+            faults.point('tier.rows')
+            target = self.pool.rows.view(name)
+            for first, second, count in places:
+                rows = min(count * PAGE, capsule.position - first * PAGE)
+                target[second * PAGE:second * PAGE + rows].copy_(
+                    pieces[0][first * PAGE:first * PAGE + rows], non_blocking=True)
+        try:
+            with self._lane.copying(self.pool):
+                image = self._read(capsule, allocate=self._staging.take, ready=send)
+                if place.new_block:
+                    faults.point('tier.block')
+                    self.pool.blocks[place.block].copy_(image.fixed, non_blocking=True)
+        finally:
+            self._staging.until(self.pool.pending)
+        self.pool.join()
 
     def _pieces(self, capsule: Capsule, place: Place, header: Header) -> Pieces:
         """Where the rows of a file go: into new pages; those of pages that are there, nowhere."""

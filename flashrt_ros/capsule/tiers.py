@@ -41,8 +41,9 @@ class Tier(Protocol):
     def get(self, name_or_id: str, manifest: Manifest,
             fingerprint: Fingerprint | None = None, *, capacity: int | None = None,
             allocate: Callable[[int], torch.Tensor] | None = None,
-            into: Callable[[Header], codec.Pieces] | None = None) -> Image:
-        """Return a checked image; ``allocate`` and ``into`` as for :func:`codec.read`."""
+            into: Callable[[Header], codec.Pieces] | None = None,
+            ready: Callable[[str, list[torch.Tensor]], None] | None = None) -> Image:
+        """Return a checked image; the rest as for :func:`codec.read`."""
 
     def headers(self) -> list[tuple[Header, int]]:
         """List what is there, with sizes in bytes."""
@@ -165,7 +166,8 @@ class DiskTier:
     def get(self, name_or_id: str, manifest: Manifest, fingerprint: Fingerprint | None = None, *,
             capacity: int | None = None,
             allocate: Callable[[int], torch.Tensor] | None = None,
-            into: Callable[[Header], codec.Pieces] | None = None) -> Image:
+            into: Callable[[Header], codec.Pieces] | None = None,
+            ready: Callable[[str, list[torch.Tensor]], None] | None = None) -> Image:
         """
         Read and check a capsule by name or, where no file has that name, by id.
 
@@ -173,7 +175,7 @@ class DiskTier:
         """
         name = self.find(name_or_id)
         image = codec.read(self.path(name), manifest, fingerprint, capacity=capacity,
-                           allocate=allocate, into=into)
+                           allocate=allocate, into=into, ready=ready)
         image.header = replace(image.header, name=name)
         return image
 

@@ -4,9 +4,7 @@ Copies of frozen boundaries between pools, page by page, copying nothing that is
 A page keeps its uid wherever it is copied to, so a boundary that goes up or down a tier finds the
 pages it shares with its family in place and holds them instead of copying.
 
-On CUDA all copies are queued on the current stream. Pinned pages are written by such copies alone,
-so stream order also keeps a page from being refilled before it was read; only the CPU has to wait
-(:func:`settle`) before it reads what came down.
+On CUDA all of them are queued in a lane of their own and nobody waits here; see ``lane``.
 """
 
 from __future__ import annotations
@@ -14,18 +12,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import numpy as np
-import torch
 
 from flashrt_ros.arena import Rows
 from flashrt_ros.capsule import faults
+from flashrt_ros.capsule.lane import Lane
 from flashrt_ros.capsule.pool import Frozen, PAGE, Pages, Pool
 
 Take = Callable[[Callable[[], tuple[int, Pages]]], tuple[int, Pages]]
 
 
-def bring(source: Pool, frozen: Frozen, target: Pool, make_room: Take) -> tuple[Frozen, int]:
+def bring(source: Pool, frozen: Frozen, target: Pool, make_room: Take,
+          lane: Lane) -> tuple[Frozen, int]:
     """
     Copy a frozen boundary into another pool; return it (one reference) and the bytes copied.
+
+    In the lane: the bytes are there for what the current stream does next with the device's pool,
+    and for the CPU once the host's is settled.
 
     :param make_room: runs an action that takes memory of ``target``, freeing some where needed.
     :raises PoolFull: as ``make_room`` does; then nothing has changed.
@@ -34,16 +36,18 @@ def bring(source: Pool, frozen: Frozen, target: Pool, make_room: Take) -> tuple[
     faults.point('tier.begin')
     with Place(target, uids, make_room) as place:
         copied = 0
-        if place.new_block:
-            faults.point('tier.block')
-            target.blocks[place.block].copy_(source.blocks[frozen.block], non_blocking=True)
-            copied += target.manifest.fixed_bytes
-        origin, goal = frozen.pages[place.missing], place.pages[place.missing]
-        for first, second, count in spans(origin, goal):
-            faults.point('tier.rows')
-            copied += copy_rows(source.rows, first * PAGE, target.rows, second * PAGE,
-                                count * PAGE)
-        settle(source, target)
+        with lane.copying(source, target):
+            if place.new_block:
+                faults.point('tier.block')
+                target.blocks[place.block].copy_(source.blocks[frozen.block], non_blocking=True)
+                copied += target.manifest.fixed_bytes
+            origin, goal = frozen.pages[place.missing], place.pages[place.missing]
+            for first, second, count in spans(origin, goal):
+                faults.point('tier.rows')
+                copied += copy_rows(source.rows, first * PAGE, target.rows, second * PAGE,
+                                    count * PAGE)
+        if target.blocks.device == lane.device:
+            target.join()
         place.name(uids[1][place.missing], uids[0])
         return Frozen(frozen.position, place.block, place.pages), copied
 
@@ -94,7 +98,6 @@ class Place:
         if self.new_block and block:
             self.pool.block_ids.uids[self.block] = block
 
-
     def stretches(self, position: int) -> Iterator[tuple[int, int, bool]]:
         """Yield ``(row in the pool, rows, whether it was there)`` of contiguous stretches."""
         breaks = np.flatnonzero((np.diff(self.pages) != 1) | np.diff(self.missing)).tolist()
@@ -124,15 +127,3 @@ def copy_rows(source: Rows, row: int, target: Rows, to: int, count: int) -> int:
         for field in range(origin.shape[0]):  # contiguous: no staging buffer behind our back
             goal[field, to:to + count].copy_(origin[field, row:row + count], non_blocking=True)
     return count * source.manifest.row_bytes
-
-
-def settle(source: Pool, target: Pool) -> None:
-    """Wait for copies that came down from a device: the CPU may read them next."""
-    if source.blocks.is_cuda and not target.blocks.is_cuda:
-        wait_for(source)
-
-
-def wait_for(pool: Pool) -> None:
-    """Wait until the copies queued for a pool are done."""
-    if pool.blocks.is_cuda:
-        torch.cuda.current_stream(pool.blocks.device).synchronize()
