@@ -99,7 +99,7 @@ class CudaGraphPlan:
         blocks = min(128, tools.multiprocessors)
         table, x = self._weights.table, self._decode.x
         sizes = {'V': config.vocab_size, 'HIDDEN': config.hidden, 'BLOCKS': blocks}
-        work = 16 + 8 + 8 * 6 * 2048 + 8 * 3 * blocks + 8
+        work = 16 + 8 * (1 + 2 * 2048 + 4096 + 6 * 2048 + 3 * blocks + 1)  # struct Work
         self._work = torch.zeros(work, dtype=torch.uint8, device=arena.device)
         sample = Launch(tools.kernel('sample.cu', 'sample', **sizes), (blocks,), 512, (
             arena[sampling.LOGITS], arena['sampler.temperature'], arena['sampler.top_p'],
@@ -151,8 +151,11 @@ class CudaGraphPlan:
                 f'a step needs at least one folded token and a free row; the position is '
                 f'{position} of {self.arena.capacity}. Append a prompt, or roll back.')
         self.arena.will_write(position)
-        self._number = (self._number + 1) & 0xffffffff
+        if self._number < 0:  # a step failed on its way: how many tokens were handed out?
+            self._number = int(self._sent.item()) & 0xffffffff
+        number, self._number = (self._number + 1) & 0xffffffff, -1
         self._go('step')
+        self._number = number
         self.arena.mirror = position + 1
         token = self._receive()
         if emit is not None:
