@@ -35,6 +35,38 @@ def default_directory() -> Path:
     return Path(data).expanduser() / 'flashrt_ros' / 'capsules'
 
 
+POOL_BYTES = 256 << 20  # on a CPU
+
+
+def pool_bytes(model: str, dtype: str, device: str, context: int, *, rows: int, blocks: int,
+               least: int = POOL_BYTES) -> int:
+    """
+    Return a budget for a capsule pool of about so many rows and fixed blocks on a CUDA device.
+
+    It takes half of what weights and context leave free at most, so that work space and whoever is
+    measured beside us find room. ``least`` on a CPU, and for what the loader will refuse anyway.
+    """
+    if device == 'cpu':
+        return least
+    from flashrt_ros.cuda import available
+    if available.why_not():
+        return least
+    shape = available.skeleton(model, dtype)
+    if shape is None:
+        return least
+    import torch
+
+    from flashrt_ros.plan import manifest_of
+    manifest = manifest_of(shape, shape.config.vocab_size)
+    # An eighth of a pool is for blocks, but eight of them are there in any case.
+    wanted = max(blocks * manifest.fixed_bytes * (8 if blocks > 8 else 1),
+                 blocks * manifest.fixed_bytes + rows * manifest.row_bytes * 8 // 7)
+    left = (torch.cuda.mem_get_info()[0] - shape.parameters.nbytes
+            - manifest.storage_bytes(context)) // 2
+    floor = 8 * manifest.fixed_bytes + 128 * manifest.row_bytes
+    return max(floor, min(max(least, wanted), left))
+
+
 def open_engine(model: str, *, dtype: str = 'auto', device: str = 'auto', context: int = 8192,
                 pool_bytes: int = 256 << 20, directory: str = '', threads: int = 0,
                 max_sessions: int = 16, host_bytes: int = 0) -> Engine:

@@ -15,6 +15,7 @@ from flashrt_ros.cli.opening import (
     JsonOption,
     ModelOption,
     open_engine,
+    pool_bytes,
     ThreadsOption,
 )
 
@@ -45,11 +46,11 @@ def verify(
     Every check states a measured figure. Capsule files go to a temporary directory.
     """
     from flashrt_ros.cli import checks
-    names = [name for name in only.split(',') if name] or list(checks.CHECKS)
-    unknown = [name for name in names if name not in checks.CHECKS]
+    names = [name for name in only.split(',') if name]
+    unknown = [name for name in names if name not in checks.ALL]
     if unknown:
         raise typer.BadParameter(
-            f'no check is called {", ".join(unknown)}; there are {", ".join(checks.CHECKS)}.',
+            f'no check is called {", ".join(unknown)}; there are {", ".join(checks.ALL)}.',
             param_hint='--only')
     with tempfile.TemporaryDirectory(prefix='flashrt-verify-') as directory:
         sizes = checks.Sizes(model=model, dtype=dtype, context=context, directory=Path(directory),
@@ -59,12 +60,15 @@ def verify(
                                  directory=Path(directory), prompt=600, steps=16,
                                  cycles=min(cycles, 200), seconds=seconds, operations=80)
         engine = open_engine(model, dtype=dtype, device=device, context=context,
-                             directory=directory, threads=threads)
+                             directory=directory, threads=threads,
+                             pool_bytes=pool_bytes(model, dtype, device, context,
+                                                   rows=16 * context, blocks=64))
         try:
             facts = engine.facts()
             done = []
             table = None if as_json else _Table(facts)
-            for check in checks.run(engine, sizes, names):
+            for check in checks.run(engine, sizes,
+                                    names or checks.names_for(engine.arena.device.type)):
                 done.append(check)
                 output.log(f'{check.name}: {"passed" if check.passed else "FAILED"} '
                            f'({check.seconds:.1f} s)') if table is None else table.add(check)

@@ -20,6 +20,12 @@ from flashrt_ros.cli.checks.ablation import (
 )
 from flashrt_ros.cli.checks.base import Check, InjectedError, Sizes
 from flashrt_ros.cli.checks.closed import closed_manifest, dead_rows
+from flashrt_ros.cli.checks.device import (
+    capture_side_effect_free,
+    graph_equals_eager,
+    stable_addresses,
+    stream_ordered_save,
+)
 from flashrt_ros.cli.checks.ends import abort_untouched, failed_restore_untouched
 from flashrt_ros.cli.checks.exact import byte_exact, cold_exact_aligned, sampled_exact, token_exact
 from flashrt_ros.cli.checks.families import fork_divergent, immutable, lineage, rollback
@@ -30,7 +36,8 @@ from flashrt_ros.cli.checks.steady import steady_memory
 if TYPE_CHECKING:
     from flashrt_ros.engine import Engine
 
-__all__ = ['CHECKS', 'Check', 'InjectedError', 'Sizes', 'run', 'run_one']
+__all__ = ['ALL', 'CHECKS', 'CUDA_CHECKS', 'Check', 'InjectedError', 'Sizes', 'names_for', 'run',
+           'run_one']
 
 CHECKS: dict[str, Callable[[Engine, Sizes], Check]] = {check.__name__: check for check in (
     byte_exact, token_exact, sampled_exact, cold_exact_aligned, closed_manifest, dead_rows,
@@ -38,10 +45,23 @@ CHECKS: dict[str, Callable[[Engine, Sizes], Check]] = {check.__name__: check for
     abort_untouched, ablation_kv_only, ablation_no_recurrent, ablation_no_conv,
     ablation_no_boundary, steady_memory, non_lm_program)}
 
+#: of the device alone: graphs, addresses, the stream
+CUDA_CHECKS: dict[str, Callable[[Engine, Sizes], Check]] = {check.__name__: check for check in (
+    graph_equals_eager, capture_side_effect_free, stable_addresses, stream_ordered_save)}
+ALL = {**CHECKS, **CUDA_CHECKS}
+
+
+def names_for(device: str) -> list[str]:
+    """Return the checks that run on a kind of device when none is named."""
+    return list(ALL if device == 'cuda' else CHECKS)
+
 
 def run_one(name: str, engine: Engine, sizes: Sizes) -> Check:
     """Run one check on an emptied engine; an exception in it is a failure that says which."""
     begun = time.monotonic()
+    if name in CUDA_CHECKS and engine.arena.device.type != 'cuda':
+        return Check(name, True, None, '', 'not applicable: on a CPU there are no graphs, no '
+                     'stream, and no addresses that are baked in.', applicable=False)
     try:
         for info in engine.list():
             engine.drop(info.name or info.id)
@@ -49,7 +69,7 @@ def run_one(name: str, engine: Engine, sizes: Sizes) -> Check:
             if session.name != 'default':
                 engine.close_session(session.name)
         engine.reset()
-        check = CHECKS[name](engine, sizes)
+        check = ALL[name](engine, sizes)
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         check = Check(name, False, None, '', f'{type(error).__name__} in {where.name}: {error}')

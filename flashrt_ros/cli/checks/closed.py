@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TYPE_CHECKING
 
 from flashrt_ros.arena import Arena, Manifest, POSITION
-from flashrt_ros.cli.checks import guard, state
+from flashrt_ros.cli.checks import guard, segments, state
 from flashrt_ros.cli.checks.base import Check, Sizes
 
 if TYPE_CHECKING:
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
 def closed_manifest(engine: Engine, sizes: Sizes) -> Check:
     """A replay writes nothing outside arena and scratch, and a missing buffer is noticed."""
     arena, plan = engine.arena, engine.plan
-    ids = state.random_ids(arena, min(70, plan.grid), sizes.seed)
+    on_device = arena.device.type == 'cuda'
+    # On a device every graph is replayed: the buckets, the fold of one token, the step.
+    counts = [min(n, plan.grid) for n in ((70, 1, 20, plan.grid) if on_device else (70, 1))]
 
     def replay() -> None:
-        plan.append(ids)
-        plan.append(ids[:1])
+        for count in counts:
+            plan.append(state.random_ids(arena, count, sizes.seed))
         for _ in range(3):
             plan.step()
 
@@ -27,6 +30,10 @@ def closed_manifest(engine: Engine, sizes: Sizes) -> Check:
     frozen, _ = engine.lineage.save()
     replay()  # whatever is built once, at first use, is built now
     engine.lineage.restore(frozen)
+    if on_device:
+        check = _closed_on_a_device(engine, replay)
+        engine.lineage.pool.release(frozen)
+        return check
     verdict = guard.watch(replay, [arena.storage, arena.scratch])
     engine.lineage.pool.release(frozen)
     findings = verdict.offences[:3] + verdict.changed[:3] + verdict.survivors[:3]
@@ -39,6 +46,29 @@ def closed_manifest(engine: Engine, sizes: Sizes) -> Check:
         detail += ' Found: ' + '; '.join(findings) + '.'
     return Check('closed_manifest', verdict.total == 0 and refused == buffers
                  and verdict.operators > 0, verdict.total, 'findings', detail)
+
+
+def _closed_on_a_device(engine: Engine, replay: Callable[[], None]) -> Check:
+    arena = engine.arena
+    work = segments.work_space(engine)
+    begun = arena.position
+    verdict = segments.watch(replay, [arena.storage, arena.scratch, *work.values()], arena.device)
+    moved = arena.position - begun
+    findings = verdict.changed[:4] + verdict.survivors[:4]
+    refused, buffers = _refusals(engine)
+    own = {name: t for name, t in work.items() if t.device.type == 'cuda'}
+    pinned = {name.split('.')[0] for name, t in work.items() if t.device.type == 'cpu'}
+    detail = (f'{verdict.digested} bytes in {verdict.segments} segments of the device (weights '
+              f'and pool too) and {verdict.host} bytes of tensors on the host digested before and '
+              f'after a replay of {moved} tokens; it may write arena, scratch, '
+              f'{sum(t.untyped_storage().nbytes() for t in own.values())} bytes of work space of '
+              f'the plan in {len(own)} tensors, {verdict.library} bytes that captured library '
+              f'products work in, and pinned memory ({", ".join(sorted(pinned))}); {refused} of '
+              f'{buffers} manifests that lack one buffer were refused.')
+    if findings:
+        detail += ' Found: ' + '; '.join(findings) + '.'
+    return Check('closed_manifest', verdict.total == 0 and refused == buffers and moved > 0,
+                 verdict.total, 'findings', detail)
 
 
 def _refusals(engine: Engine) -> tuple[int, int]:

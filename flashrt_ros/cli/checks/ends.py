@@ -9,7 +9,7 @@ from typing import Any, TYPE_CHECKING
 
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashrt_ros.cli.checks import state
+from flashrt_ros.cli.checks import aborts, state
 from flashrt_ros.cli.checks.base import Check, InjectedError, Sizes
 from flashrt_ros.errors import FlashrtError
 
@@ -129,17 +129,23 @@ def abort_untouched(engine: Engine, sizes: Sizes) -> Check:
     def speak() -> None:
         engine.generate(GenerateRequest(max_tokens=3, temperature=0.0))
 
-    for work in (append, speak):
-        with FaultAt() as counted:
-            work()
-        engine.restore(capsule='before')
-        for part in range(1, 8):
-            try:
-                with FaultAt(counted.count * part // 8):
-                    work()
-            except (InjectedError, FlashrtError):
-                faults += 1
-            wrong += state.differing(want, state.snapshot(arena)) + (not arena.valid)
+    on_device, places = arena.device.type == 'cuda', 14
+    if on_device:
+        outcome = aborts.inject(engine, [append, speak], want)
+        wrong, faults = outcome.wrong, outcome.faults
+        places = outcome.places
+    else:
+        for work in (append, speak):
+            with FaultAt() as counted:
+                work()
+            engine.restore(capsule='before')
+            for part in range(1, 8):
+                try:
+                    with FaultAt(counted.count * part // 8):
+                        work()
+                except (InjectedError, FlashrtError):
+                    faults += 1
+                wrong += state.differing(want, state.snapshot(arena)) + (not arena.valid)
     for chunks in (0, 1):
         control = Control()
         folded = _cancel_after(engine, control, chunks)
@@ -156,12 +162,12 @@ def abort_untouched(engine: Engine, sizes: Sizes) -> Check:
     engine.append(token_ids=text)
     clean = after.equals(state.steps(engine, 4))
     return Check(
-        'abort_untouched', wrong == 0 and clean and faults == 14 and cancels == 2, wrong,
+        'abort_untouched', wrong == 0 and clean and faults == places and cancels == 2, wrong,
         'live bytes that changed',
-        f'{faults} faults, each in place of one operator in the middle of an append or a '
-        f'generation, and {cancels} cancels before and between the chunks of a prefill; '
-        f'{state.live_size(want)} live bytes compared after each; what was appended then gives '
-        f'{"the" if clean else "NOT the"} logits of an undisturbed run.')
+        f'{faults} faults, each {outcome.words if on_device else "in place of one operator"} in '
+        f'the middle of an append or a generation, and {cancels} cancels before and between the '
+        f'chunks of a prefill; {state.live_size(want)} live bytes compared after each; what was '
+        f'appended then gives {"the" if clean else "NOT the"} logits of an undisturbed run.')
 
 
 def _cancel_after(engine: Engine, control: Control, chunks: int) -> list[int]:

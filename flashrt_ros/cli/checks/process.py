@@ -26,9 +26,9 @@ def new_process_restore(engine: Engine, sizes: Sizes) -> Check:
     engine.flush()
     want = account(engine)
     command = [sys.executable, '-m', 'flashrt_ros.cli.checks.process', '--model', sizes.model,
-               '--dtype', sizes.dtype, '--context', str(sizes.context), '--directory',
-               str(sizes.directory), '--capsule', 'traveller', '--threads',
-               str(torch.get_num_threads())]
+               '--dtype', sizes.dtype, '--device', engine.arena.device.type, '--context',
+               str(sizes.context), '--directory', str(sizes.directory), '--capsule', 'traveller',
+               '--threads', str(torch.get_num_threads())]
     child = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False,
                            env=child_environment(), cwd=sizes.directory)
     try:
@@ -67,14 +67,17 @@ def main() -> int:
     """Be the new process: restore a capsule and print the account as JSON."""
     from flashrt_ros.cli import opening, output
     parser = argparse.ArgumentParser()
-    for option in ('--model', '--dtype', '--directory', '--capsule'):
+    for option in ('--model', '--dtype', '--device', '--directory', '--capsule'):
         parser.add_argument(option, required=True)
     for option in ('--context', '--threads'):
         parser.add_argument(option, type=int, required=True)
     wanted = parser.parse_args()
     with output.stdout_for_json(True):
-        engine = opening.open_engine(wanted.model, dtype=wanted.dtype, context=wanted.context,
-                                     directory=wanted.directory, threads=wanted.threads)
+        engine = opening.open_engine(
+            wanted.model, dtype=wanted.dtype, device=wanted.device, context=wanted.context,
+            directory=wanted.directory, threads=wanted.threads,
+            pool_bytes=opening.pool_bytes(wanted.model, wanted.dtype, wanted.device,
+                                          wanted.context, rows=wanted.context, blocks=8))
         engine.restore(capsule=wanted.capsule)
         output.emit({**account(engine), 'pid': os.getpid()})
         engine.close()

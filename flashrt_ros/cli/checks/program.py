@@ -6,6 +6,8 @@ It shares nothing with the engine but arena, pool and lineage, which know buffer
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from flashrt_ros.arena import Arena, Buffer, Manifest, Role
@@ -13,6 +15,9 @@ from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Pool
 from flashrt_ros.cli.checks import state
 from flashrt_ros.cli.checks.base import Check, Sizes
+
+if TYPE_CHECKING:
+    from flashrt_ros.engine import Engine
 
 OBSERVATION, HIDDEN, ACTION = 12, 32, 4
 
@@ -29,7 +34,8 @@ class Policy:
         generator = torch.Generator().manual_seed(1)
 
         def weights(*shape: int) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
+            made = torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
+            return made.to(arena.device)
 
         self.arena = arena
         self.inputs = weights(3 * HIDDEN, OBSERVATION + HIDDEN)
@@ -68,14 +74,17 @@ class Policy:
         return arena['action']
 
 
-def non_lm_program(_: object, sizes: Sizes) -> Check:
+def non_lm_program(engine: Engine, sizes: Sizes) -> Check:
     """Save, poison, restore and fork the policy: byte-exact, and the same actions follow."""
-    manifest = Policy.manifest()
-    arena = Arena(manifest, 512)
-    lineage = Lineage(arena, Pool(manifest, 4 << 20))
+    manifest, device = Policy.manifest(), engine.arena.device
+    arena = Arena(manifest, 512, device)
+    lineage = Lineage(arena, Pool(manifest, 4 << 20, device))
+    if device.type == 'cuda':
+        from flashrt_ros.cuda.copies import Mover
+        lineage.mover = Mover(arena, lineage.pool)
     policy = Policy(arena)
     generator = torch.Generator().manual_seed(sizes.seed)
-    world = torch.randn(300, OBSERVATION, generator=generator)
+    world = torch.randn(300, OBSERVATION, generator=generator).to(device)
 
     def drive(observations: torch.Tensor) -> list[torch.Tensor]:
         return [policy.step(observation).clone() for observation in observations]

@@ -91,7 +91,7 @@ def poison(arena: Arena, pattern: str) -> None:
     """
     arena.will_write(0)
     for block in (arena.storage, arena.scratch):
-        _spoil(block, pattern)
+        spoil(block, pattern)
 
 
 def poison_dead(arena: Arena, pattern: str) -> int:
@@ -99,18 +99,20 @@ def poison_dead(arena: Arena, pattern: str) -> int:
     position, count = arena.position, arena.scratch.numel()
     for plane in arena.rows.planes:
         dead = plane[:, position:]
-        _spoil(dead, pattern)
+        spoil(dead, pattern)
         count += dead.numel()
-    _spoil(arena.scratch, pattern)
+    spoil(arena.scratch, pattern)
     return count
 
 
-def _spoil(block: torch.Tensor, pattern: str) -> None:
+def spoil(block: torch.Tensor, pattern: str) -> None:
+    """Overwrite a block of bytes, as :func:`poison` does, announcing nothing."""
     if pattern == 'nan':
         block.fill_(0xFF)
     else:
-        block.copy_(torch.randint(0, 256, block.shape, dtype=torch.uint8,
-                                  generator=torch.Generator().manual_seed(5)))
+        generator = torch.Generator(block.device).manual_seed(5)
+        block.copy_(torch.randint(0, 256, block.shape, dtype=torch.uint8, device=block.device,
+                                  generator=generator))
 
 
 @dataclass

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import psutil
+import torch
 
 from flashrt_ros.cli.checks import guard, state
 from flashrt_ros.cli.checks.base import Check, Sizes
@@ -34,6 +35,14 @@ def _trim() -> None:
         trim(0)
 
 
+def _device_memory(engine: Engine) -> int:
+    device = engine.arena.device
+    if device.type != 'cuda':
+        return 0
+    torch.cuda.synchronize(device)
+    return torch.cuda.memory_allocated(device)
+
+
 def steady_memory(engine: Engine, sizes: Sizes) -> Check:
     """Restore, generate, save, over and over."""
     process, pool = psutil.Process(), engine.lineage.pool
@@ -52,6 +61,7 @@ def steady_memory(engine: Engine, sizes: Sizes) -> Check:
         warm += 1
     _trim()
     where, free, tensors = addresses(engine), pool.free(), len(guard.reachable())
+    on_device = _device_memory(engine)
     seen = set(where)
     begun, resident, done = time.monotonic(), process.memory_info().rss, 0
     while done < sizes.cycles and time.monotonic() - begun < sizes.seconds:
@@ -63,11 +73,15 @@ def steady_memory(engine: Engine, sizes: Sizes) -> Check:
     moved = len(seen ^ where)
     lost = [a - b for a, b in zip(free, pool.free(), strict=True)]
     more = len(guard.reachable()) - tensors
+    device_growth = _device_memory(engine) - on_device
+    device = (f' {device_growth} bytes more are allocated on the device;'
+              if engine.arena.device.type == 'cuda' else '')
     reached = ('' if done == sizes.cycles else
                f' (of {sizes.cycles} wanted: {sizes.seconds:g} s were over)')
     return Check(
         'steady_memory', growth <= ALLOWED and moved == 0 and lost == [0, 0] and more <= 0
-        and done > 0, growth, 'bytes of growth',
+        and device_growth == 0 and done > 0, growth, 'bytes of growth',
         f'resident memory over {done} cycles{reached} of restore, generate 2 tokens and save, '
-        f'after {warm} to warm up; {moved} of {len(where)} addresses moved; {lost[0]} blocks and '
-        f'{lost[1]} pages were not given back; {max(more, 0)} tensors more than before.')
+        f'after {warm} to warm up;{device} {moved} of {len(where)} addresses moved; '
+        f'{lost[0]} blocks and {lost[1]} pages were not given back; {max(more, 0)} tensors more '
+        'than before.')
