@@ -19,6 +19,7 @@ from flashrt_ros.cuda import compiler, copies, decode, driver, plan, prefill
 
 COMPILER = shutil.which('g++')
 HERE = Path(__file__).parent / 'emulator'
+SAMPLE: dict[str, int] = {}  # more macros for sample.cu
 CACHE = Path(tempfile.gettempdir()) / 'flashrt-emulator'
 
 
@@ -71,14 +72,14 @@ def build(name: str, defines: dict) -> ctypes.CDLL:
 
 
 class Toolbox:
-    arch, multiprocessors = 'sm_90', 2
+    arch, multiprocessors, shared = 'sm_90', 2, 227 << 10
 
     def __init__(self, device, dtype) -> None:
         self._element = dtype.itemsize * 8
 
     def kernel(self, source: str, name: str, **defines: int):
         if source == 'sample.cu':
-            defines['BLOCKS'] = 1
+            defines.update(BLOCKS=1, **SAMPLE)
         library = build(source, {'ELEMENT': self._element, **defines})
         return types.SimpleNamespace(name=name, run=getattr(library, f'run_{name}'))
 

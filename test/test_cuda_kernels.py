@@ -109,9 +109,13 @@ def test_steps_agree_with_the_reference(monkeypatch):
     close(plan, reference, 2e-5)
 
 
-@pytest.fixture(scope='module')
-def sampling_plan():
+@pytest.fixture(scope='module', params=[4096, 24], ids=['listed', 'many'])
+def sampling_plan(request):
+    """With room for so many candidates; where they are more, all blocks select together."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent))
+        import cuda_emulator
+        patch.setitem(cuda_emulator.SAMPLE, 'LIST', request.param)
         yield plans(patch, 'float32')[0]
 
 

@@ -24,10 +24,10 @@ from flashrt_ros.models.layers.mlp import GatedMLP
 
 #: rows of a block of the attention in bfloat16, half as many in fp32: fixed, so that bits depend on
 #: the position only
-SPLIT = 128
-#: bytes of the products to come that are asked for while the memory would idle; none until a
-#: device has shown what is best (`tools/gpu/check.py --sections ahead`)
-AHEAD = 0
+SPLIT = 64
+#: bytes of the product to come that are asked for while the memory would idle; from here on more
+#: gains nothing (`tools/gpu/check.py --sections ahead`)
+AHEAD = 2 << 20
 NOTHING = (None, ctypes.c_int64(0))
 PLAIN, NORMED, GATED = 0, 1, 2
 STORE, RESIDUAL, CONV, SWIGLU, LOGITS = 0, 1, 2, 3, 4
@@ -49,6 +49,7 @@ def check_sizes(model) -> None:
 
     vector = 16 // model.dtype.itemsize
     need(model.config.hidden % vector == 0, f'a hidden size of {model.config.hidden}')
+    need(model.config.vocab_size < 1 << 22, f'a vocabulary of {model.config.vocab_size}')
     for layer in model.layers:
         if isinstance(layer, GatedDeltaNet):
             need(power(layer.value_dim) and 16 <= layer.value_dim <= 256,

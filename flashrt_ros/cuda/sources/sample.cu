@@ -1,21 +1,29 @@
 // Choose the next token, hand it to the host, put its embedding in front of the first layer.
 //
-// No sort: thresholds of top-k (by count) and top-p (by mass) are found by radix selection over
-// the 32-bit keys of the logits, 11 bits a pass. Probabilities are fixed-point integers (2^-44 of
-// the largest), so sums do not depend on their order and the choice is the same on every run and
-// every device. BLOCKS blocks must be resident together: they meet at a barrier.
+// No sort. A first histogram over the top 11 bits of the logits tells which tokens can matter for
+// top-k and top-p; usually these are few, and the block that comes last selects among them by radix
+// in shared memory. Where they are many, all blocks select together, 11 bits a pass. Probabilities
+// are fixed-point integers (2^-44 of the largest), so sums do not depend on their order and the
+// choice is the same on every run and every device. BLOCKS blocks must be resident together: they
+// meet at barriers.
 //
-// V: vocabulary.  HIDDEN: width of the embedding.
+// V: vocabulary, below 2^22.  HIDDEN: width of the embedding.
 
 #define THREADS 512
 #define SPAN ((V + BLOCKS - 1) / BLOCKS)  // ids of a block
 #define EACH ((SPAN + THREADS - 1) / THREADS)  // ids of a thread, neighbours
 #define BINS 2048
+#define FEW 8                    // candidates of a thread of the last block
+#ifndef LIST
+#define LIST (THREADS * FEW)
+#endif
 #define ONE 17592186044416.0  // 2^44
 
 struct Work {  // zero before the first launch; whoever uses a part leaves it zero
-    u32 arrived, round, finished, unused;
+    u32 arrived, round, finished, listed;
     u64 best;                // key and inverted id of the largest logit
+    u64 coarse[2][BINS];     // counts and masses by the top bits
+    u64 list[LIST];          // candidates: key and inverted id
     u64 bins[6][BINS];       // three passes by count, three by mass
     u64 sums[3][BLOCKS];     // ties by block, ties by block, kept mass by block
     u32 limits[2];           // last id of the kept ties
@@ -129,6 +137,58 @@ DEVICE void limit_ties(const float* logits, Kept& kept, u32 key, u64 rank, Work*
     kept.limit = *(volatile u32*)&work->limits[slot];
 }
 
+// Candidates of the last block: in registers, FEW a thread, in no particular order.
+struct Candidates {
+    u64 order[FEW];  // larger is earlier: key << 22 | inverted id
+    u64 mass[FEW];
+    u32 kept;        // a bit each
+};
+
+// The smallest prefix in descending order, of weight (mass or count) >= wanted, ends with the
+// value that is returned, or (unless exact) before the next candidate. bits: how many of the
+// order's low bits to look at. wanted >= 1.
+DEVICE u64 select(const Candidates& c, bool by_mass, u64 wanted, int bits, bool exact, u64* bins,
+                  u64* room) {
+    u64 prefix = 0;
+    for (int shift = bits; shift > 0;) {
+        const int width = shift > 22 ? min(11, shift - 22) : 11, above_bits = shift;
+        shift -= width;
+        __syncthreads();
+        for (int i = threadIdx.x; i < BINS; i += THREADS) bins[i] = 0;
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < FEW; ++i) {
+            const u64 value = c.order[i] & ((1ull << bits) - 1);
+            if ((c.kept >> i & 1) && value >> above_bits == prefix)
+                atomicAdd(bins + (value >> shift & ((1 << width) - 1)), by_mass ? c.mass[i] : 1ull);
+        }
+        __syncthreads();
+        u32 digit;
+        u64 above;
+        find_digit(bins, wanted, digit, above, room);
+        prefix = prefix << width | digit;
+        wanted -= above;
+        if (!exact && look(bins + digit) == wanted) return prefix << shift;  // all of them
+    }
+    return prefix;
+}
+
+DEVICE u64 total_mass(const Candidates& c, u64* room) {
+    __shared__ u64 total;
+    u64 sum = 0;
+#pragma unroll
+    for (int i = 0; i < FEW; ++i) sum += c.kept >> i & 1 ? c.mass[i] : 0;
+    const u64 to = scan(sum, room);
+    if (threadIdx.x == THREADS - 1) total = to;
+    __syncthreads();
+    return total;
+}
+
+DEVICE void keep_from(Candidates& c, u64 last) {
+#pragma unroll
+    for (int i = 0; i < FEW; ++i) c.kept &= ~((u32)(c.order[i] < last) << i);
+}
+
 DEVICE void finish(int token, const i64* position, int* mailbox, u64* box, u32* sent,
                    const elem* table, float* x, int* tokens) {
     if (threadIdx.x == 0) {
@@ -150,12 +210,12 @@ sample(const float* logits, const float* temperature, const float* top_p, const 
        u32* sent, const elem* table, float* x, int* tokens, Work* work, const char* ahead,
        i64 ahead_bytes) {
     __shared__ u64 room[THREADS / 32];
-    __shared__ u64 local[BINS];
+    __shared__ u64 local[2][BINS];
     __shared__ bool last;
     __shared__ int token;
     const int tid = threadIdx.x;
     start_next();
-    ask_ahead(ahead, ahead_bytes, (i64)blockIdx.x * THREADS + tid, (i64)BLOCKS * THREADS);
+    if (tid == 0) ask_ahead(ahead, ahead_bytes, blockIdx.x, BLOCKS);
     wait_inputs();
     const int base = blockIdx.x * SPAN, stop = min(base + SPAN, V);
     const Range ids = {min(base + tid * EACH, stop), min(base + (tid + 1) * EACH, stop)};
@@ -189,18 +249,93 @@ sample(const float* logits, const float* temperature, const float* top_p, const 
         finish(token, position, mailbox, box, sent, table, x, tokens);
         return;
     }
-    if (blockIdx.x == 0)
-        for (int i = tid; i < 6 * BINS; i += THREADS) work->bins[0][i] = 0;
     meet(work);
     const double top = (double)float_of((u32)(look(&work->best) >> 32)) / heat;
     auto mass = [&](float logit) { return (u64)(exp((double)logit / heat - top) * ONE); };
+    const int k = *top_k;
+    const bool by_count = 0 < k && k < V, by_mass = *top_p < 1.0f;
+    auto nucleus = [&](u64 sum) {
+        const double goal = ceil((double)*top_p * (double)sum);
+        return goal < 1.0 ? 1 : goal > (double)sum ? sum : (u64)goal;
+    };
+    if (by_count || by_mass) {
+        for (int i = tid; i < 2 * BINS; i += THREADS) local[0][i] = 0;
+        __syncthreads();
+        for (int id = base + tid; id < stop; id += THREADS) {
+            const u32 digit = key_of(logits[id]) >> 21;
+            atomicAdd(&local[0][digit], 1ull);
+            if (!by_count) atomicAdd(&local[1][digit], mass(logits[id]));
+        }
+        __syncthreads();
+        for (int i = tid; i < BINS; i += THREADS)
+            if (local[0][i]) {
+                atomicAdd(&work->coarse[0][i], local[0][i]);
+                if (!by_count) atomicAdd(&work->coarse[1][i], local[1][i]);
+            }
+        meet(work);
+        u32 digit;
+        u64 above, wanted = k;
+        if (!by_count) {  // of all mass
+            u64 sum = 0;
+            for (int i = tid; i < BINS; i += THREADS) sum += look(&work->coarse[1][i]);
+            sum = scan(sum, room);
+            if (tid == THREADS - 1) local[0][0] = sum;
+            __syncthreads();
+            wanted = nucleus(local[0][0]);
+        }
+        find_digit(work->coarse[by_count ? 0 : 1], wanted, digit, above, room);
+        u64 many = 0;  // tokens at and above that digit
+        for (int i = digit + tid; i < BINS; i += THREADS) many += look(&work->coarse[0][i]);
+        many = scan(many, room);
+        if (tid == THREADS - 1) local[1][0] = many;
+        __syncthreads();
+        if (local[1][0] <= LIST) {
+            for (int id = base + tid; id < stop; id += THREADS) {
+                const u32 key = key_of(logits[id]);
+                if (key >> 21 >= digit)
+                    work->list[atomicAdd(&work->listed, 1u)] = (u64)key << 22 | (0x3fffff - id);
+            }
+            __threadfence();
+            __syncthreads();
+            if (tid == 0) last = atomicAdd(&work->finished, 1u) == BLOCKS - 1;
+            __syncthreads();
+            if (!last) return;
+            __threadfence();
+            Candidates c = {};
+            const int listed = (int)local[1][0];
+#pragma unroll
+            for (int i = 0; i < FEW; ++i) {
+                const int at = i * THREADS + tid;
+                c.order[i] = at < listed ? look(work->list + at) : 0;
+                c.mass[i] = at < listed ? mass(float_of((u32)(c.order[i] >> 22))) : 0;
+                c.kept |= (u32)(at < listed) << i;
+            }
+            u64* bins = local[0];
+            if (by_count) {
+                keep_from(c, select(c, false, k, 54, false, bins, room));
+                wanted = nucleus(total_mass(c, room));
+            }
+            if (by_mass) keep_from(c, select(c, true, wanted, 54, false, bins, room));
+            const u64 draw = __umul64hi(random_bits(*seed, *counter) << 11, total_mass(c, room));
+            const u64 place = select(c, true, draw + 1, 22, true, bins, room);
+            for (int i = tid; i < 2 * BINS; i += THREADS) work->coarse[0][i] = 0;
+            if (tid == 0) work->best = work->listed = work->finished = 0;
+            finish(0x3fffff - (int)place, position, mailbox, box, sent, table, x, tokens);
+            return;
+        }
+        meet(work);  // everyone has read these
+        if (blockIdx.x == 0) {
+            for (int i = tid; i < 2 * BINS; i += THREADS) work->coarse[0][i] = 0;
+            for (int i = tid; i < 6 * BINS; i += THREADS) work->bins[0][i] = 0;
+        }
+        meet(work);
+    }
     Kept kept = {0, 0xffffffffu};
     u64 total = 0;
-    for (int by_mass = 0; by_mass < 2; ++by_mass) {
+    for (int second = 0; second < 2; ++second) {
         u64 wanted;
-        if (!by_mass) {
-            const int k = *top_k;
-            if (k <= 0 || k >= V) continue;
+        if (!second) {
+            if (!by_count) continue;
             wanted = k;
         } else {
             u64 sum = 0;
@@ -210,27 +345,26 @@ sample(const float* logits, const float* temperature, const float* top_p, const 
             if (tid == THREADS - 1) work->sums[2][blockIdx.x] = to;
             meet(work);
             for (int b = 0; b < BLOCKS; ++b) total += look(&work->sums[2][b]);
-            if (*top_p >= 1.0f) continue;
-            const double goal = ceil((double)*top_p * (double)total);
-            wanted = goal < 1.0 ? 1 : goal > (double)total ? total : (u64)goal;
+            if (!by_mass) continue;
+            wanted = nucleus(total);
         }
         u32 prefix = 0;
         u64 passed = 0, ties = 0;
         for (int pass = 0; pass < 3; ++pass) {
             const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0;
             const u32 mask = pass == 0 ? 0 : pass == 1 ? 0xffe00000u : 0xfffffc00u;
-            u64* bins = work->bins[by_mass * 3 + pass];
-            for (int i = tid; i < BINS; i += THREADS) local[i] = 0;
+            u64* bins = work->bins[second * 3 + pass];
+            for (int i = tid; i < BINS; i += THREADS) local[0][i] = 0;
             __syncthreads();
             for (int id = base + tid; id < stop; id += THREADS) {
                 const u32 k = key_of(logits[id]);
                 if ((k & mask) == prefix && kept.has(k, id))
-                    atomicAdd(&local[(k >> shift) & (pass == 2 ? 1023 : 2047)],
-                              by_mass ? mass(logits[id]) : 1ull);
+                    atomicAdd(&local[0][(k >> shift) & (pass == 2 ? 1023 : 2047)],
+                              second ? mass(logits[id]) : 1ull);
             }
             __syncthreads();
             for (int i = tid; i < BINS; i += THREADS)
-                if (local[i]) atomicAdd(bins + i, local[i]);
+                if (local[0][i]) atomicAdd(bins + i, local[0][i]);
             meet(work);
             u32 digit;
             u64 above;
@@ -243,9 +377,9 @@ sample(const float* logits, const float* temperature, const float* top_p, const 
             kept.limit = prefix == kept.key ? kept.limit : 0xffffffffu;
             kept.key = prefix;
         } else {
-            const u64 one = by_mass ? mass(float_of(prefix)) : 1;
+            const u64 one = second ? mass(float_of(prefix)) : 1;
             const u64 rank = (wanted - passed + one - 1) / one;
-            limit_ties(logits, kept, prefix, rank, work, by_mass, ids, room);
+            limit_ties(logits, kept, prefix, rank, work, second, ids, room);
         }
     }
     u64 sum = 0;
