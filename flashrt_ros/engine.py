@@ -84,8 +84,8 @@ class Engine:
         sampling.write(self.arena, config.sampling, 0)
         self._empty, _ = self.lineage.save()
         self._prompting = Prompting(self.text, self.model.config.vocab_size)
-        self._sessions = Sessions(self.lineage, self._save, self._empty, self._new_session,
-                                  config.max_sessions)
+        self._sessions = Sessions(self.lineage, self.store, self._save, self._empty,
+                                  self._new_session, config.max_sessions)
         self.store.light = self._sessions.light
         self._counts = dict.fromkeys(
             ('saves', 'restores', 'forks', 'rollbacks', 'generations', 'tokens_prefilled',
@@ -582,8 +582,7 @@ class Engine:
         :raises Internal: for the first difference.
         """
         self.store.flush()
-        frozen, blocks = self._sessions.holders()
-        accounts.audit(self.store, [self._empty, *frozen], blocks)
+        accounts.audit(self.store, [self._empty], self._sessions.blocks())
 
     def close(self) -> None:
         """Finish disk writes and let go of everything."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from flashrt_ros import sampling
 from flashrt_ros.capsule.boundary import HostState, Sampler
+from flashrt_ros.capsule.capsule import Capsule
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Frozen
 from flashrt_ros.control import Control, FinishReason
@@ -75,7 +76,7 @@ class Session:
         self.name = name
         self.epoch = epoch
         self.parent_id = ''
-        self.frozen: Frozen | None = None  # one reference, while parked
+        self.parked: Capsule | None = None  # its boundary, while it is not on the arena
         self.reseed: int | None = None  # applied when a parked session becomes live
         self._plan = plan
         self._lineage = lineage
@@ -101,8 +102,8 @@ class Session:
     @property
     def position(self) -> int:
         """Number of folded tokens, at the last committed boundary."""
-        if self.frozen is not None:
-            return self.frozen.position
+        if self.parked is not None:
+            return self.parked.position
         return self._plan.arena.position if self._begun is None else self._begun
 
     @property

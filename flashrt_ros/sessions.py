@@ -18,6 +18,7 @@ from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.names import check_name
 from flashrt_ros.capsule.pool import Frozen
+from flashrt_ros.capsule.tiering import Tiers
 from flashrt_ros.errors import Busy, Capacity, DeviceFault, UnknownSession
 from flashrt_ros.results import SessionInfo
 from flashrt_ros.session import Session
@@ -31,14 +32,16 @@ class Sessions:
 
     ``live`` is the session on the arena, ``running`` the one that generates right now, or None.
 
+    :param store: keeps the boundaries of parked sessions, in whatever tier there is room.
     :param save: freezes the live boundary, making room in the pool where needed.
     :param empty: the frozen empty boundary that new sessions start from.
     :param limit: sessions there may be.
     """
 
-    def __init__(self, lineage: Lineage, save: Callable[[], tuple[Frozen, int]], empty: Frozen,
-                 build: Callable[[str, int], Session], limit: int) -> None:
+    def __init__(self, lineage: Lineage, store: Tiers, save: Callable[[], tuple[Frozen, int]],
+                 empty: Frozen, build: Callable[[str, int], Session], limit: int) -> None:
         self._lineage = lineage
+        self._store = store
         self._save = save
         self._empty = empty
         self._build = build
@@ -114,7 +117,7 @@ class Sessions:
         if session is None:
             self.check([name])
             session = self._by_name[name] = self._build(name, self.next_epoch())
-            session.frozen = self._lineage.pool.hold(self._empty)
+            session.parked = self._store.park(self._lineage.pool.hold(self._empty))
         return session
 
     @contextmanager
@@ -135,14 +138,14 @@ class Sessions:
 
         :raises Busy: while another session generates. :raises Capacity: the pool is full.
         """
-        if session is self.live and session.frozen is None:
+        if session is self.live and session.parked is None:
             return 0
         if self.running is not None:
             raise Busy(f'session {self.running.name!r} is generating, so {session.name!r} cannot '
                        'become live now; wait for the end or cancel it.')
-        copied = self._park()
-        assert session.frozen is not None
-        copied += self._lineage.restore(session.frozen)
+        with self._brought(session) as frozen:
+            copied = self._park()
+            copied += self._lineage.restore(frozen)
         self._settle(session)
         if session.reseed is not None:
             self._reseed(session.reseed)
@@ -173,10 +176,10 @@ class Sessions:
     def point(self, session: Session, frozen: Frozen, host: HostState, parent_id: str,
               seed: int | None) -> None:
         """Put a parked session at a frozen boundary without copying anything."""
-        self._lineage.pool.hold(frozen)
-        if session.frozen is not None:
-            self._lineage.pool.release(session.frozen)
-        session.frozen, session.reseed = frozen, seed
+        parked = self._store.park(self._lineage.pool.hold(frozen))
+        if session.parked is not None:
+            self._store.unpark(session.parked)
+        session.parked, session.reseed = parked, seed
         session.become(host, parent_id, frozen, self.next_epoch())
 
     def freeze(self, session: Session) -> tuple[Frozen, int]:
@@ -186,9 +189,9 @@ class Sessions:
         :raises DeviceFault: if the live state is invalid. :raises Capacity: the pool is full.
         :raises Busy: inside an append, a replay or a step of this session.
         """
-        if session is not self.live or session.frozen is not None:
-            assert session.frozen is not None
-            return self._lineage.pool.hold(session.frozen), 0
+        if session is not self.live or session.parked is not None:
+            with self._brought(session) as frozen:
+                return self._lineage.pool.hold(frozen), 0
         if session.folding:
             raise Busy(f'session {session.name!r} is in the middle of an append or a step, '
                        'which is no boundary; ask again when it has ended, or cancel it first.')
@@ -211,11 +214,11 @@ class Sessions:
             return
         if session is self.live:
             heir = self._by_name[DEFAULT_SESSION]
-            assert heir.frozen is not None
-            self._lineage.restore(heir.frozen)
+            with self._brought(heir) as frozen:
+                self._lineage.restore(frozen)
             self._settle(heir)
-        if session.frozen is not None:
-            self._lineage.pool.release(session.frozen)
+        if session.parked is not None:
+            self._store.unpark(session.parked)
         session.ring.clear()
         del self._by_name[name]
 
@@ -226,14 +229,27 @@ class Sessions:
         Should the restore that follows fail, the session is live in name only: its boundary is
         whole in the pool, and the next verb restores it from there.
         """
-        if self.live.frozen is not None:
+        if self.live.parked is not None:
             return 0
         if not self._lineage.arena.valid:
-            self.live.frozen = self._lineage.pool.hold(self._empty)
+            self.live.parked = self._store.park(self._lineage.pool.hold(self._empty))
             self.live.become(HostState(), '', self._empty, self.next_epoch())
             return 0
-        self.live.frozen, copied = self._save()
+        frozen, copied = self._save()
+        self.live.parked = self._store.park(frozen)
         return copied
+
+    @contextmanager
+    def _brought(self, session: Session) -> Iterator[Frozen]:
+        """
+        Bring the boundary of a parked session up from whatever tier it is in, and keep it there.
+
+        :raises Capacity, Storage, Corrupt: it stays where it is.
+        """
+        assert session.parked is not None
+        frozen = self._store.promote(session.parked)
+        with self._lineage.pool.holding(frozen):
+            yield frozen
 
     def light(self) -> list[tuple[Callable[[], None], int]]:
         """List the light boundaries of all sessions, the parked ones' first, with their blocks."""
@@ -241,17 +257,15 @@ class Sessions:
                 for s in sorted(self._by_name.values(), key=lambda s: s is self.live)
                 for kept in s.ring.light()]
 
-    def holders(self) -> tuple[list[Frozen], list[int]]:
-        """Return what sessions hold in the pool: boundaries, and single blocks."""
-        sessions = self._by_name.values()
-        return ([s.frozen for s in sessions if s.frozen is not None],
-                [kept.block for s in sessions for kept in s.ring.light()])
+    def blocks(self) -> list[int]:
+        """Return the single blocks that sessions hold in the pool."""
+        return [kept.block for s in self._by_name.values() for kept in s.ring.light()]
 
     def _settle(self, session: Session) -> None:
         """Note that a parked session's boundary is on the arena now."""
-        if session.frozen is not None:
-            self._lineage.pool.release(session.frozen)
-        session.frozen, self.live = None, session
+        if session.parked is not None:
+            self._store.unpark(session.parked)
+        session.parked, self.live = None, session
 
     def _reseed(self, seed: int) -> None:
         settings, _ = sampling.read(self._lineage.arena)

@@ -27,12 +27,14 @@ def prepare(engine):
     engine.save(name='disk', persist=True)
     engine.flush()
     engine.append('other', token_ids=ids(100, 3))
+    engine.append('below', token_ids=ids(80, 5))
     engine.restore(capsule='root')
     say(engine, 12)
     engine.append(token_ids=ids(40, 4))
     engine.demote('host')
     for _ in range(2):
         engine.demote('disk')
+        engine.store.demote(engine.session('below').parked)
 
 
 def full(engine):
@@ -54,6 +56,10 @@ SCENARIOS = {
     'restore from disk': lambda e: e.restore(capsule='disk'),
     'restore into another session': lambda e: e.restore('new', 'root'),
     'switch': lambda e: e.rollback('other', to='tokens', value=0),
+    'switch to a session on disk': lambda e: e.rollback('below', to='tokens', value=0),
+    'a parked session goes down': lambda e: e.store.demote(e.session('other').parked),
+    'a parked session goes further': lambda e: [e.store.demote(e.session('other').parked)
+                                                for _ in range(2)],
     'fork a capsule': lambda e: e.fork('host', sessions=['x', 'default', 'y']),
     'fork the live state': lambda e: e.fork(sessions=['x', 'y']),
     'rollback to a kept boundary': lambda e: e.rollback(to='turns', value=1),
@@ -140,7 +146,7 @@ def test_case_28b_a_fault_at_every_step(engine, name):
             assert {(s.name, s.position) for s in engine.sessions()} == before['sessions'], where
             if engine.arena.valid:
                 live = next(s.name for s in engine.sessions() if s.resident)
-                if engine.session(live).frozen is not None:  # parked, and not yet switched away
+                if engine.session(live).parked is not None:  # parked, and not yet switched away
                     engine.rollback(live, to='tokens', value=0)
                 assert digest(engine) == before['live'], where
             else:
@@ -157,7 +163,7 @@ def test_case_28b_a_fault_at_every_step(engine, name):
 def heal(engine, before, where):
     """Refuse to decode; a session that was parked comes back, another one by a restore."""
     live = next(s.name for s in engine.sessions() if s.resident)
-    if engine.session(live).frozen is not None:
+    if engine.session(live).parked is not None:
         engine.rollback(live, to='tokens', value=0)
         assert digest(engine) == before['live'], where
         return

@@ -8,6 +8,7 @@ the references again, holder by holder, and compares.
 from __future__ import annotations
 
 from collections.abc import Iterable
+import os
 from typing import Any
 
 import numpy as np
@@ -67,25 +68,28 @@ def audit(store: Store, others: Iterable[Frozen], blocks: Iterable[int]) -> None
     """
     Count all references again; no write may be under way.
 
-    :param others: boundaries that are held by others than capsules (sessions, the empty one).
+    :param others: boundaries that are held by others than capsules and parked sessions.
     :param blocks: blocks that are held alone (light boundaries).
     :raises Internal: for the first difference.
     """
     pool = store.pool
-    device = [c.frozen for c in store.capsules() if c.frozen is not None]
+    held = [*store.capsules(), *store.parked()]
+    device = [c.frozen for c in held if c.frozen is not None]
     _check('device', pool, [*device, *others], blocks, store.lineage.trail)
     if store.host is not None:
-        _check('host', store.host, [c.on_host for c in store.capsules() if c.on_host], (), ())
+        _check('host', store.host, [c.on_host for c in held if c.on_host], (), ())
     if store.files is not None:
         usage = store.files.tier.usage()
         missing = [c.name for c in store.capsules() if c.on_disk and c.name not in usage]
         if missing:
             raise Internal(f'capsules {missing} are said to be on disk and are not.')
-        if store.files.used_bytes() != sum(usage.values()):
+        hidden = [os.fstat(c.file.fd).st_size for c in store.parked() if c.file is not None]
+        total = sum(usage.values()) + sum(hidden)
+        if store.files.used_bytes() != total:
             raise Internal('the bytes on disk are not those that are told.')
         budget = store.files.tier.budget_bytes
-        if budget and sum(usage.values()) > budget:
-            raise Internal(f'{sum(usage.values())} bytes on disk exceed the budget of {budget}.')
+        if budget and total > budget:
+            raise Internal(f'{total} bytes on disk exceed the budget of {budget}.')
 
 
 def _check(what: str, pool: Pool, frozen: Iterable[Frozen], blocks: Iterable[int],

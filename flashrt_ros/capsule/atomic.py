@@ -183,9 +183,11 @@ def atomic_file(path: str | os.PathLike, *, overwrite: bool) -> Iterator[int]:
 
 
 @contextmanager
-def regular_file(path: str | os.PathLike) -> Iterator[tuple[int, int]]:
+def regular_file(path: str | os.PathLike | int) -> Iterator[tuple[int, int]]:
     """
     Yield descriptor and size in bytes of a regular file to read; no link is followed.
+
+    :param path: or the descriptor of a file that is open, to be read from its beginning.
 
     :raises UnknownCapsule: there is no such file. :raises Corrupt: it is no regular file.
     :raises Storage: for any other OSError, also those raised inside the block.
@@ -193,7 +195,11 @@ def regular_file(path: str | os.PathLike) -> Iterator[tuple[int, int]]:
     fd = -1
     try:
         faults.point('atomic.open')
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if isinstance(path, int):
+            fd = os.dup(path)
+            os.lseek(fd, 0, os.SEEK_SET)
+        else:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             kind = 'a directory' if stat.S_ISDIR(info.st_mode) else 'no regular file'

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 import time
 
+from flashrt_ros.capsule.anonymous import Anonymous
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.pool import Frozen, Pages
 
@@ -49,6 +50,8 @@ class Capsule:
     :param uids: of block and pages when it was last in memory, so that what is still there needs
         no copy when it comes back.
     :param moving: on its way up, not to be touched by the writer of files.
+    :param hidden: the boundary of a parked session: listed nowhere, kept as any capsule, and on
+        disk in a file without a name (``file``).
     :param used: when it was last saved or restored, Unix time in seconds.
     :param exact_future: False where a soft field of the fingerprint differs, so that going on
         from here may give other last bits than the machine that saved it would have.
@@ -69,6 +72,8 @@ class Capsule:
     on_disk: bool = False
     replaces: bool = False
     moving: bool = False
+    hidden: bool = False
+    file: Anonymous | None = None
     uids: tuple[int, Pages] | None = None
     used: float = field(default_factory=time.time)
     exact_future: bool = True

@@ -114,6 +114,12 @@ def write(image: Image, path: str | os.PathLike, manifest: Manifest, *, overwrit
     :raises Storage: the file system refused; nothing is left behind.
     :raises InvalidArgument: the image contradicts the manifest.
     """
+    with atomic_file(path, overwrite=overwrite) as fd:
+        return write_to(fd, image, manifest)
+
+
+def write_to(fd: int, image: Image, manifest: Manifest) -> int:
+    """Write ``image`` into an open file; return the bytes. Raises OSError and InvalidArgument."""
     fixed = image.fixed
     if fixed.dtype is not torch.uint8 or fixed.numel() != manifest.fixed_bytes:
         raise InvalidArgument(f'The fixed block of this capsule must be {manifest.fixed_bytes} '
@@ -123,23 +129,22 @@ def write(image: Image, path: str | os.PathLike, manifest: Manifest, *, overwrit
     regions = list_regions(manifest, image.header.position, padding is not None)
     header = _blank(image.header, manifest, regions)
     pieces = _pieces(image, fixed, padding, manifest)
+    device = any(p.is_cuda for parts in pieces.values() for p in parts)
+    staging = torch.empty(BLOCK, dtype=torch.uint8, pin_memory=device)
     digests: dict[str, str] = {}
-    with atomic_file(path, overwrite=overwrite) as fd:
-        start = len(encode(header, regions))
-        os.lseek(fd, start, os.SEEK_SET)
-        device = any(p.is_cuda for parts in pieces.values() for p in parts)
-        staging = torch.empty(BLOCK, dtype=torch.uint8, pin_memory=device)
-        for region in regions:
-            digest = blake3()  # one thread: a save runs beside the decode and must not slow it
-            for block in _blocks(pieces[region.name], staging):
-                digest.update(block)
-                _write_all(fd, block)
-            digests[region.name] = digest.hexdigest()
-        faults.point('codec.write_header')
-        raw = encode(replace(header, digests=digests), regions)
-        assert len(raw) == start, 'the header changed its size'
-        os.lseek(fd, 0, os.SEEK_SET)
-        _write_all(fd, memoryview(raw))
+    start = len(encode(header, regions))
+    os.lseek(fd, start, os.SEEK_SET)
+    for region in regions:
+        digest = blake3()  # one thread: a save runs beside the decode and must not slow it
+        for block in _blocks(pieces[region.name], staging):
+            digest.update(block)
+            _write_all(fd, block)
+        digests[region.name] = digest.hexdigest()
+    faults.point('codec.write_header')
+    raw = encode(replace(header, digests=digests), regions)
+    assert len(raw) == start, 'the header changed its size'
+    os.lseek(fd, 0, os.SEEK_SET)
+    _write_all(fd, memoryview(raw))
     return start + header.payload_bytes
 
 
@@ -238,7 +243,8 @@ def verify(path: str | os.PathLike) -> Header:
         return header
 
 
-def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint | None = None, *,
+def read(path: str | os.PathLike | int, manifest: Manifest,
+         fingerprint: Fingerprint | None = None, *,
          capacity: int | None = None,
          allocate: Callable[[int], torch.Tensor] | None = None,
          into: Callable[[Header], Pieces] | None = None,
@@ -246,6 +252,7 @@ def read(path: str | os.PathLike, manifest: Manifest, fingerprint: Fingerprint |
     """
     Read a capsule for a live ``manifest``; everything is checked before anything is allocated.
 
+    :param path: or the descriptor of an open file.
     :param fingerprint: refuses what was saved by something else (first, since it names causes).
     :param capacity: rows that the reader has room for; None for any.
     :param allocate: called once with a number of bytes, returns at least as much uint8 CPU memory

@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from flashrt_ros.capsule import codec
+from flashrt_ros.capsule.atomic import storage_error
 from flashrt_ros.capsule.capsule import Capsule
 from flashrt_ros.capsule.codec import Header, Image
 from flashrt_ros.capsule.fingerprint import Fingerprint
@@ -45,6 +46,7 @@ class Files:
     def __init__(self, tier: Tier, fingerprint: Fingerprint, table: Table, lane: Lane) -> None:
         self.tier = tier
         self.lost = 0
+        self.hidden_bytes = 0  # of the files of parked sessions
         self._fingerprint = fingerprint
         self._table = table
         self._lane = lane
@@ -56,11 +58,11 @@ class Files:
         self._writing = threading.RLock()  # room and write are one step
 
     def used_bytes(self) -> int:
-        """Bytes of all capsule files in the tier, whoever wrote them, as of the last listing."""
+        """Bytes of all files in the tier, whoever wrote them, as of the last listing."""
         stamp = self.tier.stamp()
         if self._used is None or stamp != self._used[0]:
             self._used = (stamp, sum(self.tier.usage().values()))
-        return self._used[1]
+        return self._used[1] + self.hidden_bytes
 
     def write(self, capsule: Capsule, pool: Pool, frozen: Frozen) -> None:
         """
@@ -73,6 +75,9 @@ class Files:
         image = image_of(capsule, pool, frozen, self._fingerprint)
         with self._writing:
             self._make_room(capsule, codec.file_bytes(image, pool.manifest))
+            if capsule.hidden:
+                self._write_hidden(capsule, image, pool)
+                return
             try:
                 self.tier.put(image, pool.manifest, overwrite=capsule.replaces)
             except BaseException:  # perhaps it is there and was not made durable: still ours
@@ -83,6 +88,19 @@ class Files:
                 self._used = None
             capsule.on_disk = capsule.replaces = True
 
+    def _write_hidden(self, capsule: Capsule, image: Image, pool: Pool) -> None:
+        file = self.tier.anonymous()
+        try:
+            file.size = codec.write_to(file.fd, image, pool.manifest)
+        except BaseException as error:
+            file.close()
+            if isinstance(error, OSError):
+                raise storage_error(error, 'Writing a parked session into',
+                                    file.directory) from error
+            raise
+        capsule.file, capsule.on_disk = file, True
+        self.hidden_bytes += file.size
+
     def _make_room(self, capsule: Capsule, size: int) -> None:
         budget = self.tier.budget_bytes
         if not budget:
@@ -91,13 +109,15 @@ class Files:
             raise Capacity(f'capsule {capsule.name!r} would be a file of {size} bytes, more than '
                            f'the whole disk budget of {budget}; raise capsules.disk_bytes.')
         usage = self.tier.usage()
-        usage.pop(capsule.name, None)
-        used = sum(usage.values())
+        if not capsule.hidden:
+            usage.pop(capsule.name, None)
+        used = sum(usage.values()) + self.hidden_bytes
         leaving = self._table.leave_disk(usage, used + size - budget)
         if leaving is None:
             raise Capacity(f'a capsule file of {size} bytes does not fit: of the disk budget of '
-                           f'{budget} bytes {used} are in use by pinned or foreign capsules; drop '
-                           'or unpin some, or raise capsules.disk_bytes.')
+                           f'{budget} bytes {used} are in use by capsules that are pinned or of '
+                           'others and by parked sessions; drop, unpin or close some, or raise '
+                           'capsules.disk_bytes.')
         for other in leaving:
             self.lost += not other.in_memory
             self.remove(other)
@@ -150,6 +170,12 @@ class Files:
 
     def remove(self, capsule: Capsule) -> None:
         """Delete a capsule's file; one that is gone already is as good."""
+        if capsule.hidden:
+            if capsule.file is not None:
+                self.hidden_bytes -= capsule.file.size
+                capsule.file.close()
+            capsule.file, capsule.on_disk = None, False
+            return
         try:
             self.tier.remove(capsule.name)
         except UnknownCapsule:

@@ -23,6 +23,7 @@ import torch
 
 from flashrt_ros.arena import Manifest
 from flashrt_ros.capsule import codec, faults
+from flashrt_ros.capsule.anonymous import Anonymous
 from flashrt_ros.capsule.atomic import atomic_file, storage_error
 from flashrt_ros.capsule.codec import Header, Image
 from flashrt_ros.capsule.fingerprint import Fingerprint
@@ -77,6 +78,8 @@ class UrlTier:
     :param budget_bytes: sum of file sizes that :meth:`put` keeps within; 0 for no limit.
     """
 
+    parks = False  # a session is of this process: nothing of it travels
+
     def __init__(self, url: str, budget_bytes: int = 0) -> None:
         import fsspec
         self.url = url.rstrip('/')
@@ -107,6 +110,10 @@ class UrlTier:
             codec.write(image, file, manifest, overwrite=True)
             self.send(file, name)
         return size
+
+    def anonymous(self) -> Anonymous:
+        """Refuse: see :attr:`parks`."""
+        raise Capacity(f'a parked session cannot go to {self.url}; configure a local directory.')
 
     def send(self, file: Path, name: str) -> None:
         """Copy a local capsule file to its name here; it appears whole or not at all."""

@@ -157,13 +157,6 @@ class Store(Tiers):
                 del self._capsules[capsule.name]
         self._forget(capsule)
 
-    def _forget(self, capsule: Capsule) -> None:
-        if capsule.frozen is not None:
-            self.pool.release(capsule.frozen)
-        if capsule.on_host is not None and self.host is not None:
-            self.host.release(capsule.on_host)
-        capsule.frozen = capsule.on_host = None
-
     # -- disk ---------------------------------------------------------------------------------
 
     def persist(self, capsule: Capsule) -> None:
@@ -188,7 +181,9 @@ class Store(Tiers):
             self.files.flush(timeout)
 
     def close(self) -> None:
-        """Finish background writes and stop the writer."""
+        """Finish background writes, stop the writer, forget parked sessions."""
+        for capsule in self.parked():
+            self.unpark(capsule)
         if self.files is not None:
             self.files.close()
 

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from flashrt_ros.capsule import faults
+from flashrt_ros.capsule import codec, faults
+from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.capsule import Capsule
 from flashrt_ros.capsule.codec import Header, Image, Pieces
 from flashrt_ros.capsule.files import Files
@@ -56,6 +57,7 @@ class Tiers:
         #: light boundaries that may be given up when blocks are short: how, and the block
         self.light: Callable[[], list[tuple[Shed, int]]] = list
         self._capsules: OrderedDict[str, Capsule] = OrderedDict()  # by name, oldest use first
+        self._parked: list[Capsule] = []  # boundaries of parked sessions
         self._lock = threading.RLock()  # the table: the writer takes entries out too
         self._lane = Lane(self.pool.blocks.device)
         self._staging = Staging(self.pool.manifest.storage_bytes(capacity))
@@ -68,6 +70,39 @@ class Tiers:
         """Return all capsules, least recently used first."""
         with self._lock:
             return list(self._capsules.values())
+
+    def parked(self) -> list[Capsule]:
+        """Return the boundaries of parked sessions, as hidden capsules."""
+        return list(self._parked)
+
+    def _all(self) -> list[Capsule]:
+        return sorted((*self.capsules(), *self._parked), key=lambda capsule: capsule.used)
+
+    def park(self, frozen: Frozen) -> Capsule:
+        """
+        Take the boundary of a parked session, and its reference to the pool.
+
+        It goes down and comes up as any capsule, the least recently used first.
+        """
+        capsule = Capsule('parked', 'parked', '', '', frozen.position, False, time.time(), '',
+                          HostState(), frozen, hidden=True)
+        self._parked.append(capsule)
+        return capsule
+
+    def unpark(self, capsule: Capsule) -> None:
+        """Forget the boundary of a session that is parked no more."""
+        self._parked = [other for other in self._parked if other is not capsule]
+        self._forget(capsule)
+
+    def _forget(self, capsule: Capsule) -> None:
+        """Give up what a capsule holds in memory, and the file of a hidden one."""
+        if capsule.frozen is not None:
+            self.pool.release(capsule.frozen)
+        if capsule.on_host is not None and self.host is not None:
+            self.host.release(capsule.on_host)
+        capsule.frozen = capsule.on_host = None
+        if capsule.hidden and self.files is not None:
+            self.files.remove(capsule)
 
     def gone(self, capsule: Capsule) -> None:
         """Take a capsule out whose last copy left the disk."""
@@ -118,7 +153,7 @@ class Tiers:
         candidates: list[tuple[Shed, Pages]] = []
         if full.what == 'blocks':
             candidates += [(shed, np.array([block])) for shed, block in self.light()]
-        for capsule in self.capsules():
+        for capsule in self._all():
             if capsule.frozen is not None and not capsule.pinned and self._goes_down(capsule):
                 candidates.append((_bound(self._demote, capsule), _places(capsule.frozen, full)))
         if full.what == 'pages':  # the last resort: the next save of the live state copies all
@@ -130,9 +165,14 @@ class Tiers:
             leave()
 
     def _goes_down(self, capsule: Capsule) -> bool:
-        if capsule.on_host is not None or capsule.on_disk or self.disk is not None:
+        if capsule.on_host is not None or self._has_file(capsule):
             return True
         return self.host is not None and pages_for(capsule.position) <= self.host.page_ids.count
+
+    def _has_file(self, capsule: Capsule) -> bool:
+        """Whether a capsule is on disk or may go there."""
+        return capsule.on_disk or self.disk is not None and (
+            not capsule.hidden or self.disk.parks)
 
     def demote(self, capsule: Capsule) -> None:
         """
@@ -155,7 +195,7 @@ class Tiers:
                 capsule.on_host, _ = bring(self.pool, frozen, self.host, self._make_host_room,
                                             self._lane)
             except PoolFull:
-                if self.files is None and not capsule.on_disk:
+                if not self._has_file(capsule):
                     raise
         if capsule.on_host is None:
             self._write(capsule, self.pool, frozen)
@@ -172,7 +212,7 @@ class Tiers:
             except PoolFull as full:
                 ids = self.host.block_ids if full.what == 'blocks' else self.host.page_ids
                 # Those that are on the device as well leave first: nothing is lost by it.
-                able = sorted((c for c in self.capsules() if self._leaves_host(c)),
+                able = sorted((c for c in self._all() if self._leaves_host(c)),
                               key=lambda c: c.frozen is None)
                 leaving = choose(ids, [(_bound(self._leave_host, c), _places(c.on_host, full))
                                        for c in able], full.wanted)
@@ -184,8 +224,7 @@ class Tiers:
     def _leaves_host(self, capsule: Capsule) -> bool:
         if capsule.on_host is None or capsule.moving:
             return False
-        below = capsule.on_disk or self.disk is not None
-        return capsule.frozen is not None or below and not capsule.pinned
+        return capsule.frozen is not None or self._has_file(capsule) and not capsule.pinned
 
     def _leave_host(self, capsule: Capsule) -> None:
         frozen = capsule.on_host
@@ -230,11 +269,15 @@ class Tiers:
                     capsule.frozen = self._upload(capsule)
         finally:
             capsule.moving = False
+        if capsule.file is not None and self.files is not None:
+            self.files.remove(capsule)  # a session that is named is about to go on: it is stale
         return capsule.frozen
 
     def _read(self, capsule: Capsule, **where: Any) -> Image:
         if self.disk is None:
             raise UnknownCapsule(f'capsule {capsule.name!r} was dropped; save it again.')
+        if capsule.file is not None:
+            return codec.read(capsule.file.fd, self.pool.manifest, **where)
         try:
             image = self.disk.get(capsule.name, self.pool.manifest, self.fingerprint,
                                   capacity=self.capacity, **where)

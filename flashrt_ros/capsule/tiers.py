@@ -21,6 +21,7 @@ import torch
 
 from flashrt_ros.arena import Manifest
 from flashrt_ros.capsule import codec, faults
+from flashrt_ros.capsule.anonymous import Anonymous
 from flashrt_ros.capsule.atomic import is_temporary, storage_error, sweep
 from flashrt_ros.capsule.codec import Header, Image
 from flashrt_ros.capsule.fingerprint import Fingerprint
@@ -34,6 +35,10 @@ class Tier(Protocol):
     """What the store needs of a place for frozen boundaries."""
 
     budget_bytes: int
+    parks: bool  # whether parked sessions may go there
+
+    def anonymous(self) -> Anonymous:
+        """Return a new file without a name, for a parked session."""
 
     def put(self, image: Image, manifest: Manifest, overwrite: bool = False) -> int:
         """Keep ``image`` under its name; return the bytes it takes."""
@@ -75,6 +80,8 @@ class DiskTier:
     :param budget_bytes: sum of file sizes that :meth:`put` keeps within; 0 for no limit.
     """
 
+    parks = True
+
     def __init__(self, directory: str | os.PathLike, budget_bytes: int = 0) -> None:
         self.directory = Path(directory).expanduser().absolute()
         self.budget_bytes = budget_bytes
@@ -106,6 +113,15 @@ class DiskTier:
         with self._writing:
             self._admit(codec.file_bytes(image, manifest), path)
             return codec.write(image, path, manifest, overwrite=overwrite)
+
+    def anonymous(self) -> Anonymous:
+        """
+        Return a new file without a name, gone with this process at the latest.
+
+        :raises Storage: the file system refused.
+        """
+        self._make_directory()
+        return Anonymous(self.directory)
 
     def _make_directory(self) -> None:
         try:
