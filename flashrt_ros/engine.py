@@ -514,7 +514,7 @@ class Engine:
     def pin(self, capsule: str, pinned: bool) -> CapsuleInfo:
         """Keep a capsule in the pool whatever happens, or stop doing so."""
         found = self.store.find(capsule)
-        found.pinned = pinned
+        self.store.pin(found, pinned)
         return self.store.info(found)
 
     def demote(self, capsule: str) -> CapsuleInfo:

@@ -87,6 +87,8 @@ class Files:
             finally:
                 self._used = None
             capsule.on_disk = capsule.replaces = True
+            if capsule.pinned:
+                self.tier.hold(capsule.name)
 
     def _write_hidden(self, capsule: Capsule, image: Image, pool: Pool) -> None:
         file = self.tier.anonymous()
@@ -176,16 +178,16 @@ class Files:
                 capsule.file.close()
             capsule.file, capsule.on_disk = None, False
             return
-        try:
+        self.tier.let_go(capsule.name)
+        with suppress(UnknownCapsule):
             self.tier.remove(capsule.name)
-        except UnknownCapsule:
-            pass
         capsule.on_disk = False
         self._used = None
 
     def close(self) -> None:
         """Finish all writes and stop."""
         self._writer.shutdown(wait=True)
+        self.tier.let_go()
 
 
 def image_of(capsule: Capsule, pool: Pool, frozen: Frozen, fingerprint: Fingerprint) -> Image:

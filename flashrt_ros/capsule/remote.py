@@ -115,6 +115,16 @@ class UrlTier:
         """Refuse: see :attr:`parks`."""
         raise Capacity(f'a parked session cannot go to {self.url}; configure a local directory.')
 
+    def hold(self, name: str) -> None:
+        """Do nothing: a URL has no locks, so other nodes do not learn of pins."""
+
+    def let_go(self, name: str = '') -> None:
+        """Do nothing; see :meth:`hold`."""
+
+    def held(self, name: str) -> bool:
+        """Return False; see :meth:`hold`."""
+        return False
+
     def send(self, file: Path, name: str) -> None:
         """Copy a local capsule file to its name here; it appears whole or not at all."""
         target = self._path(name)
@@ -184,6 +194,13 @@ class UrlTier:
         with self._lock:
             self._cache, self._problems = fresh, bad
         return good
+
+    def header(self, name: str) -> Header:
+        """Return the header of what has this name now; only its first bytes are fetched."""
+        with _typed('Reading', self._path(name)):
+            self._fs.invalidate_cache()
+            size = self._fs.info(self._path(name))['size']
+        return self._header(name, size)
 
     def _header(self, name: str, size: int) -> Header:
         path = self._path(name)

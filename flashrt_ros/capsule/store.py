@@ -47,6 +47,7 @@ class Store(Tiers):
                 header = headers.get(capsule.name)
                 if header is None or header.id != capsule.id:  # another node's doing
                     capsule.on_disk = capsule.replaces = False
+                    self.disk.let_go(capsule.name)
                     if not capsule.in_memory:
                         self.gone(capsule)
             for header in headers.values():
@@ -146,6 +147,17 @@ class Store(Tiers):
         if old is not None:
             self._forget(old)
 
+    def pin(self, capsule: Capsule, pinned: bool) -> None:
+        """
+        Keep a capsule where it is whatever happens, or stop doing so.
+
+        A pin is this node's and ends with it. Meanwhile other nodes on the same directory do not
+        evict the file; dropping it by name is an order, and they follow it.
+        """
+        capsule.pinned = pinned
+        if self.disk is not None and capsule.on_disk:
+            (self.disk.hold if pinned else self.disk.let_go)(capsule.name)
+
     def drop(self, capsule: Capsule, disk: bool = True) -> None:
         """Forget a capsule, and its file too unless ``disk`` is False."""
         if self.files is not None:
@@ -164,6 +176,8 @@ class Store(Tiers):
         if self.files is None:
             raise Capacity('no capsule directory is configured; set capsules.directory to persist '
                            'capsules.')
+        if capsule.in_memory:
+            self.look(capsule)
         if capsule.on_disk:
             return
         if capsule.frozen is not None:

@@ -31,7 +31,7 @@ from flashrt_ros.capsule.pool import Frozen, PAGE, Pages, pages_for, Pool, PoolF
 from flashrt_ros.capsule.room import choose
 from flashrt_ros.capsule.tiers import Tier
 from flashrt_ros.capsule.transfer import bring, Place, spans
-from flashrt_ros.errors import Capacity, Corrupt, NameExists, UnknownCapsule
+from flashrt_ros.errors import Capacity, Corrupt, Incompatible, NameExists, UnknownCapsule
 
 T = TypeVar('T')
 Shed = Callable[[], None]
@@ -117,11 +117,12 @@ class Tiers:
         :param usage: bytes of each file by name. :param missing: bytes to free.
         :return: whom to delete; None, with nobody marked, if all of them are not enough.
         """
+        assert self.disk is not None
         with self._lock:
             leaving = []
             for other in sorted(self._capsules.values(), key=lambda c: c.used):
                 if missing > 0 and other.on_disk and not other.pinned and not other.moving:
-                    if other.name in usage:
+                    if other.name in usage and not self.disk.held(other.name):
                         leaving.append(other)
                         missing -= usage[other.name]
             if missing > 0:
@@ -240,6 +241,7 @@ class Tiers:
                            'set capsules.directory.')
         if self.files is not None:
             self.files.wait(capsule.name)
+            self.look(capsule)
             if not capsule.on_disk:
                 try:
                     self.files.write(capsule, pool, frozen)
@@ -247,6 +249,17 @@ class Tiers:
                     raise Capacity(f'capsule {capsule.name!r} cannot leave memory: a file of this '
                                    'name is that of another node. Drop one of them, or save it '
                                    'under another name.') from error
+
+    def look(self, capsule: Capsule) -> None:
+        """See whether the file of a capsule is still its own: another node may have dropped it."""
+        if capsule.on_disk and not capsule.hidden and self.disk is not None:
+            try:
+                there = self.disk.header(capsule.name).id == capsule.id
+            except (UnknownCapsule, Corrupt, Incompatible):
+                there = False
+            if not there:
+                capsule.on_disk = capsule.replaces = False
+                self.disk.let_go(capsule.name)
 
     # -- up -------------------------------------------------------------------------------------
 

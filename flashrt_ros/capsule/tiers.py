@@ -9,7 +9,9 @@ budget; who leaves to make room is the store's decision (``files``), which knows
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
+import fcntl
 import os
 from pathlib import Path
 import stat
@@ -40,6 +42,15 @@ class Tier(Protocol):
     def anonymous(self) -> Anonymous:
         """Return a new file without a name, for a parked session."""
 
+    def hold(self, name: str) -> None:
+        """Let other nodes know that ``name`` is pinned here."""
+
+    def let_go(self, name: str = '') -> None:
+        """Undo :meth:`hold`, of all names if none is given."""
+
+    def held(self, name: str) -> bool:
+        """Tell whether another node holds ``name``."""
+
     def put(self, image: Image, manifest: Manifest, overwrite: bool = False) -> int:
         """Keep ``image`` under its name; return the bytes it takes."""
 
@@ -55,6 +66,9 @@ class Tier(Protocol):
 
     def problems(self) -> list[tuple[Path, str]]:
         """Return what the last :meth:`headers` could not list, with the reasons."""
+
+    def header(self, name: str) -> Header:
+        """Return the header of what has this name now."""
 
     def remove(self, name: str) -> int:
         """Forget ``name``; return the bytes that became free."""
@@ -89,6 +103,7 @@ class DiskTier:
         self._writing = threading.Lock()  # admission and write are one step
         self._cache: dict[str, tuple[tuple[int, int, int], Header | FlashrtError]] = {}
         self._problems: list[tuple[Path, str]] = []
+        self._holds: dict[str, int] = {}  # name -> descriptor with a shared lock
         sweep(self.directory)
 
     def path(self, name: str) -> Path:
@@ -122,6 +137,44 @@ class DiskTier:
         """
         self._make_directory()
         return Anonymous(self.directory)
+
+    def hold(self, name: str) -> None:
+        """
+        Keep a shared lock on a capsule's file: its pin, for other nodes to see.
+
+        The kernel gives it up when this process ends, however it ends. Where the file system has
+        no locks, nobody sees it.
+        """
+        self.let_go(name)
+        with suppress(OSError):
+            fd = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._holds[name] = fd
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def let_go(self, name: str = '') -> None:
+        """Give the lock on one file back, or on all."""
+        for each in [name] if name else list(self._holds):
+            fd = self._holds.pop(each, -1)
+            if fd >= 0:
+                os.close(fd)
+
+    def held(self, name: str) -> bool:
+        """Tell whether another node has pinned a capsule."""
+        if name in self._holds:
+            return False
+        try:
+            fd = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
 
     def _make_directory(self) -> None:
         try:
@@ -245,6 +298,14 @@ class DiskTier:
         with self._lock:
             self._cache, self._problems = fresh, bad
         return good
+
+    def header(self, name: str) -> Header:
+        """
+        Return the header of the file that has this name now.
+
+        :raises UnknownCapsule, Corrupt, Incompatible, Storage: by what is wrong.
+        """
+        return codec.read_header(self.path(name))
 
     def problems(self) -> list[tuple[Path, str]]:
         """Return the files that the last :meth:`headers` could not list, with the reasons."""
