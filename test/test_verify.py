@@ -10,7 +10,7 @@ import torch
 
 from flashrt_ros.arena import Arena, Buffer, Manifest, Role
 from flashrt_ros.cli import checks, exits
-from flashrt_ros.cli.checks import guard, state
+from flashrt_ros.cli.checks import guard, segments, state
 
 REQUIRED = {
     'byte_exact', 'token_exact', 'sampled_exact', 'cold_exact_aligned', 'closed_manifest',
@@ -50,6 +50,25 @@ def test_only_runs_what_it_names_and_people_get_lines_that_fit():
         check=True)
     assert 'All checks passed' in process.stdout
     assert max(map(len, process.stdout.splitlines())) <= 100
+
+
+def test_what_needs_a_device_is_not_run_on_a_cpu_and_says_so():
+    assert checks.names_for('cpu') == list(checks.CHECKS) and len(checks.CHECKS) == 19
+    assert set(checks.names_for('cuda')) == set(checks.ALL)
+    assert set(checks.CUDA_CHECKS) == {'graph_equals_eager', 'capture_side_effect_free',
+                                       'stable_addresses', 'stream_ordered_save'}
+    status, found, _ = verify('--device', 'cpu', '--only', 'stable_addresses')
+    check, = found['checks']
+    assert status == exits.OK and not check['applicable'] and check['figure'] is None
+    assert 'not applicable' in check['detail']
+
+
+def test_ranges_without_those_that_may_change():
+    assert segments.without((0, 100), []) == [(0, 100)]
+    assert segments.without((0, 100), [(90, 120), (10, 20), (15, 30)]) == [
+        (0, 10), (30, 90)]
+    assert segments.without((0, 100), [(0, 100)]) == []
+    assert segments.without((10, 20), [(0, 12), (30, 40)]) == [(12, 20)]
 
 
 def test_a_check_that_fails_is_exit_code_1():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +14,7 @@ from flashrt_ros.cli.opening import (
     JsonOption,
     ModelOption,
     open_engine,
+    pool_bytes,
     SeedOption,
     ThreadsOption,
 )
@@ -20,7 +22,8 @@ from flashrt_ros.cli.opening import (
 app = typer.Typer(no_args_is_help=True, help='Measure, and say under which conditions.')
 
 PoolOption = Annotated[int, typer.Option(
-    '--pool-mib', min=1, help='MiB of the capsule pool.')]
+    '--pool-mib', min=0, help='MiB of the capsule pool; 0 for what the run needs on a CUDA '
+    'device, and 512 on a CPU.')]
 OracleOption = Annotated[bool, typer.Option(
     '--transformers/--no-transformers', help='Compare with transformers in the same run.')]
 
@@ -41,14 +44,29 @@ def _context(tokens: int) -> int:
     return (tokens + 64 + 63) // 64 * 64
 
 
+def _pool(pool_mib: int, model: str, dtype: str, device: str, context: int, rows: int,
+          blocks: int = 24) -> int:
+    """Return the bytes of a pool for so many rows and blocks, if the user named none."""
+    if pool_mib:
+        return pool_mib << 20
+    return pool_bytes(model, dtype, device, context, rows=rows, blocks=blocks, least=512 << 20)
+
+
+def _peak(engine: Any) -> dict[str, Any] | None:
+    """Return the ceiling of a CUDA device, None on a CPU."""
+    from flashrt_ros.cli.benchmarks import device
+    return device.ceiling(engine.arena.device) if device.on_device(engine) else None
+
+
 @app.command('ttft')
 def ttft(
     prefix: Annotated[str, typer.Option(
         help='Lengths of the reused prefix in tokens.')] = '2048,3000,4096,8192,16384',
-    suffix: Annotated[int, typer.Option(min=1, help='Tokens behind the prefix.')] = 32,
+    suffix: Annotated[str, typer.Option(
+        help='Lengths behind the prefix; 0 is measured beside each.')] = '32',
     repeats: Annotated[int, typer.Option(min=1, help='Cold rounds for each prefix.')] = 5,
     oracle: OracleOption = True, model: ModelOption = 'embedded', dtype: DtypeOption = 'auto',
-    device: DeviceOption = 'auto', threads: ThreadsOption = 0, pool_mib: PoolOption = 512,
+    device: DeviceOption = 'auto', threads: ThreadsOption = 0, pool_mib: PoolOption = 0,
     seed: SeedOption = 1, as_json: JsonOption = False,
 ) -> int:
     """
@@ -58,16 +76,22 @@ def ttft(
     arena held another text.
     """
     from flashrt_ros.cli.benchmarks import ttft as measure
-    prefixes = _numbers(prefix, '--prefix', 1)
-    engine = open_engine(model, dtype=dtype, device=device, threads=threads,
-                         context=_context(max(prefixes) + suffix), pool_bytes=pool_mib << 20)
+    prefixes, suffixes = _numbers(prefix, '--prefix', 1), _numbers(suffix, '--suffix', 0)
+    suffixes = [length for length in suffixes if length] or [0]
+    context = _context(max(prefixes) + max(suffixes))
+    engine = open_engine(
+        model, dtype=dtype, device=device, threads=threads, context=context,
+        pool_bytes=_pool(pool_mib, model, dtype, device, context, 2 * context))
     reference, sentence = _oracle(engine, oracle)
-    rows = [measure.row(engine, reference, length, suffix, repeats, seed) for length in prefixes]
+    peak = _peak(engine)
+    rows = [measure.row(engine, reference, length, tail, repeats, seed, peak)
+            for length in prefixes for tail in suffixes]
     return _report(engine, 'first token, milliseconds (medians)', rows, as_json, seed, sentence, {
         'prefix': 'prefix', 'cold_ms': 'cold', 'transformers_ms': 'transformers',
         'capsule_ms': 'capsule', 'capsule_p99_ms': 'its p99', 'suffix_0_ms': 'no suffix',
         'restore_ms': 'restore', 'speedup': 'speedup',
-        'cold_over_transformers': 'cold / transformers'})
+        'cold_over_transformers': 'cold / transformers',
+        **({'capsule_over_floor': '/ floor'} if peak else {})}, peak)
 
 
 @app.command('capsule')
@@ -76,19 +100,23 @@ def capsule(
         help='Positions (folded tokens) to measure at.')] = '1024,4096,16384',
     repeats: Annotated[int, typer.Option(min=1, help='Rounds for each position.')] = 50,
     model: ModelOption = 'embedded', dtype: DtypeOption = 'auto', device: DeviceOption = 'auto',
-    threads: ThreadsOption = 0, pool_mib: PoolOption = 512, seed: SeedOption = 1,
+    threads: ThreadsOption = 0, pool_mib: PoolOption = 0, seed: SeedOption = 1,
     as_json: JsonOption = False,
 ) -> int:
     """What save, restore, fork and rollback cost, beside a plain copy of the same bytes."""
     from flashrt_ros.cli.benchmarks import capsule as measure
     positions = _numbers(position, '--position', 1)
-    engine = open_engine(model, dtype=dtype, device=device, threads=threads,
-                         context=_context(max(positions)), pool_bytes=pool_mib << 20)
+    context = _context(max(positions))
+    engine = open_engine(
+        model, dtype=dtype, device=device, threads=threads, context=context,
+        pool_bytes=_pool(pool_mib, model, dtype, device, context, 5 * context))
+    peak = _peak(engine)
     rows = [measure.row(engine, place, repeats, seed) for place in positions]
     return _report(engine, 'verbs, milliseconds (medians)', rows, as_json, seed, '', {
         'position': 'position', 'bytes': 'bytes', 'memcpy_ms': 'memcpy',
         'restore_full_ms': 'full restore', 'full_over_memcpy': '/ memcpy', 'save_ms': 'full save',
-        'restore_lineage_ms': 'restore in family', 'fork_ms': 'fork', 'rollback_ms': 'rollback'})
+        'restore_lineage_ms': 'restore in family', 'fork_ms': 'fork', 'rollback_ms': 'rollback'},
+                   peak)
 
 
 @app.command('store')
@@ -99,7 +127,7 @@ def store(
     directory: Annotated[str, typer.Option(
         help='Where the disk tier is measured; a temporary directory by default.')] = '',
     model: ModelOption = 'embedded', dtype: DtypeOption = 'auto', device: DeviceOption = 'auto',
-    threads: ThreadsOption = 0, pool_mib: PoolOption = 512, seed: SeedOption = 1,
+    threads: ThreadsOption = 0, pool_mib: PoolOption = 0, seed: SeedOption = 1,
     as_json: JsonOption = False,
 ) -> int:
     """Save and restore through each tier, beside memcpy, host copy, plain write and read."""
@@ -109,9 +137,13 @@ def store(
     from flashrt_ros.cli.benchmarks import store as measure
     positions = _numbers(position, '--position', 1)
     with tempfile.TemporaryDirectory(dir=directory or None) as place:
-        engine = open_engine(model, dtype=dtype, device=device, threads=threads, directory=place,
-                             context=_context(max(positions)), pool_bytes=pool_mib << 20,
-                             host_bytes=pool_mib << 20)
+        context = _context(max(positions))
+        host = _pool(pool_mib, model, dtype, device, context, 2 * context, blocks=8)
+        engine = open_engine(
+            model, dtype=dtype, device=device, threads=threads, directory=place, context=context,
+            pool_bytes=_pool(pool_mib, model, dtype, device, context, 4 * context),
+            host_bytes=host)
+        peak = _peak(engine)
         rows = [measure.row(engine, Path(place), where, repeats, seed) for where in positions]
         return _report(engine, 'tiers, milliseconds (medians) and ratios to the raw medium', rows,
                        as_json, seed, '', {
@@ -120,30 +152,69 @@ def store(
                            'restore_host_ms': 'from host', 'restore_host_over_raw': '/ copy',
                            'down_disk_ms': 'to disk', 'down_disk_over_raw': '/ write',
                            'restore_disk_ms': 'from disk', 'restore_disk_over_raw': '/ read',
-                           'restore_disk_cold_ms': 'cold', 'restore_disk_cold_over_raw': '/ read'})
+                           'restore_disk_cold_ms': 'cold', 'restore_disk_cold_over_raw': '/ read'},
+                       peak)
 
 
 @app.command('decode')
 def decode(
     position: Annotated[str, typer.Option(
         help='Positions to decode from.')] = '256,2048',
-    tokens: Annotated[int, typer.Option(min=2, help='Tokens in a block.')] = 48,
+    tokens: Annotated[int, typer.Option(
+        min=0, help='Tokens in a block; 0 for 256 on a CUDA device and 48 on a CPU.')] = 0,
     repeats: Annotated[int, typer.Option(min=1, help='Blocks of each side.')] = 5,
-    oracle: OracleOption = True, model: ModelOption = 'embedded', dtype: DtypeOption = 'auto',
-    device: DeviceOption = 'auto', threads: ThreadsOption = 0, pool_mib: PoolOption = 256,
+    oracle: OracleOption = True,
+    compiled: Annotated[bool, typer.Option(
+        '--compiled/--no-compiled', help='On a CUDA device: transformers with a static cache and '
+        'a compiled step too; compiling takes about a minute.')] = True,
+    model: ModelOption = 'embedded', dtype: DtypeOption = 'auto',
+    device: DeviceOption = 'auto', threads: ThreadsOption = 0, pool_mib: PoolOption = 0,
     seed: SeedOption = 1, as_json: JsonOption = False,
 ) -> int:
     """Tokens a second, ours and transformers with its cache, in alternating blocks."""
     from flashrt_ros.cli.benchmarks import decode as measure
-    positions = _numbers(position, '--position', 1)
-    engine = open_engine(model, dtype=dtype, device=device, threads=threads,
-                         context=_context(max(positions) + tokens), pool_bytes=pool_mib << 20)
+    positions, most = _numbers(position, '--position', 1), tokens or 256
+    context = _context(max(positions) + most)
+    engine = open_engine(
+        model, dtype=dtype, device=device, threads=threads, context=context,
+        pool_bytes=_pool(pool_mib, model, dtype, device, context, 2 * context))
     reference, sentence = _oracle(engine, oracle)
-    rows = [measure.row(engine, reference, place, tokens, repeats, seed) for place in positions]
+    peak, fast = _peak(engine), None
+    if peak and compiled and reference is not None:
+        from flashrt_ros.cli.benchmarks.oracle import Compiled
+        fast = Compiled(reference.model, context)
+    gc.collect()
+    gc.freeze()  # as the node does: a collection is no part of a token
+    rows = [measure.row(engine, reference, fast, place, tokens or (256 if peak else 48), repeats,
+                        seed, peak) for place in positions]
     return _report(engine, 'decoding (medians a token)', rows, as_json, seed, sentence, {
         'position': 'position', 'tokens_per_second': 'tokens/s', 'token_ms': 'ms a token',
         'token_p99_ms': 'p99', 'transformers_tokens_per_second': 'transformers tokens/s',
-        'transformers_token_p99_ms': 'its p99', 'ratio': 'ours / theirs'})
+        'transformers_token_p99_ms': 'its p99', 'ratio': 'ours / theirs',
+        **({'share_of_bandwidth': 'of bandwidth', 'transformers_compiled_tokens_per_second':
+            'compiled tokens/s'} if peak else {})}, peak)
+
+
+@app.command('oracle')
+def oracle(
+    length: Annotated[str, typer.Option(help='Lengths of prompts in tokens.')] = '700',
+    steps: Annotated[int, typer.Option(min=0, help='Tokens folded one by one behind.')] = 4,
+    model: ModelOption = 'embedded', dtype: DtypeOption = 'auto', device: DeviceOption = 'auto',
+    threads: ThreadsOption = 0, pool_mib: PoolOption = 0, seed: SeedOption = 1,
+    as_json: JsonOption = False,
+) -> int:
+    """Compare logits with transformers on the same weights; exit code 1 if they are too far."""
+    from flashrt_ros.cli.benchmarks import agreement
+    lengths = _numbers(length, '--length', 1)
+    context = _context(max(lengths) + steps)
+    engine = open_engine(
+        model, dtype=dtype, device=device, threads=threads, context=context,
+        pool_bytes=_pool(pool_mib, model, dtype, device, context, context, blocks=8))
+    rows, sentence = agreement.rows(engine, lengths, steps, seed)
+    _report(engine, 'logits, distances relative to the largest', rows, as_json, seed, sentence, {
+        'length': 'prompt', 'step': 'step', 'ours_to_fp32': 'ours to fp32',
+        'transformers_to_fp32': 'transformers to fp32', 'ours_to_transformers': 'ours to theirs'})
+    return exits.OK if rows and all(row['passed'] for row in rows) else exits.FAILED
 
 
 @app.command('ros')
@@ -165,12 +236,13 @@ def _oracle(engine: Any, wanted: bool) -> tuple[Any, str]:
 
 
 def _report(engine: Any, title: str, rows: list[dict[str, Any]], as_json: bool, seed: int,
-            sentence: str, columns: dict[str, str]) -> int:
+            sentence: str, columns: dict[str, str], peak: dict[str, Any] | None = None) -> int:
     from flashrt_ros.cli.benchmarks.timing import conditions
     facts = conditions(engine, seed)
     engine.close()
     if as_json:
-        output.emit({'rows': rows, **({'transformers': sentence} if sentence else {}), **facts})
+        output.emit({'rows': rows, **({'transformers': sentence} if sentence else {}), **facts,
+                     **({'ceiling': peak} if peak else {})})
         return exits.OK
     from rich.table import Table
     console = output.people()
@@ -189,4 +261,6 @@ def _report(engine: Any, title: str, rows: list[dict[str, Any]], as_json: bool, 
 def _cell(value: Any) -> str:
     if value is None:
         return '–'
-    return f'{value:,}' if isinstance(value, int) else f'{value:,.3f}'
+    if isinstance(value, int):
+        return f'{value:,}'
+    return f'{value:.1e}' if 0 < abs(value) < 1e-3 else f'{value:,.3f}'

@@ -7,6 +7,7 @@ from typing import Any, TYPE_CHECKING
 import torch
 
 from flashrt_ros.cli import output
+from flashrt_ros.cli.benchmarks import device
 from flashrt_ros.cli.benchmarks.timing import random_ids, Samples
 
 if TYPE_CHECKING:
@@ -22,7 +23,10 @@ def row(engine: Engine, position: int, repeats: int, seed: int) -> dict[str, Any
     A *full* restore or save finds not one row in common (the arena says that row 0 was written);
     one in the *lineage* follows a few tokens that were generated from the same capsule.
     ``restore_copies`` is the part of a full restore that moves bytes, without names, sessions and
-    the answer.
+    the answer. ``fork`` points a branch at the capsule; ``fork_live`` also makes it the live one.
+
+    On a device every other round is timed on the stream instead, see :class:`device.Streams`; wall
+    clock times include the wait for the device.
     """
     from flashrt_ros.engine import GenerateRequest
     engine.reset()
@@ -32,9 +36,11 @@ def row(engine: Engine, position: int, repeats: int, seed: int) -> dict[str, Any
     # words, not bytes: the fastest plain copy there is
     source = torch.ones(size // 8, dtype=torch.int64, device=engine.arena.device)
     target = torch.zeros_like(source)
-    names = ('save', 'restore_full', 'restore_copies', 'restore_lineage', 'fork', 'rollback',
-             'memcpy')
+    names = ('save', 'restore_full', 'restore_copies', 'restore_lineage', 'fork', 'fork_live',
+             'rollback', 'memcpy')
     samples = {name: Samples() for name in names}
+    on_device = device.on_device(engine)
+    streams = device.Streams(engine.arena.device) if on_device else None
     copied: dict[str, int] = {}
 
     def speak() -> None:
@@ -52,13 +58,25 @@ def row(engine: Engine, position: int, repeats: int, seed: int) -> dict[str, Any
     def fork() -> None:
         copied['fork'] = engine.fork('base', sessions=['branch']).bytes_copied
 
+    def fork_live() -> None:
+        copied['fork_live'] = engine.fork('base', sessions=['default']).bytes_copied
+
     def rollback() -> None:
         answer = engine.rollback(to='position', value=position)
         copied['rollback'], copied['replayed'] = answer.bytes_copied, answer.tokens_replayed
 
-    for index in range(repeats + WARM):
-        def measure(name: str, work: Any, counted: bool = index >= WARM) -> None:
-            (samples[name] if counted else Samples()).time(work)
+    for index in range((repeats + WARM) * (2 if on_device else 1)):
+        def measure(name: str, work: Any, index: int = index) -> None:
+            if streams is not None and index % 2:
+                streams.time(name, work, counted=index >= 2 * WARM)
+                return
+            device.settle(engine)
+
+            def whole() -> None:
+                work()
+                device.settle(engine)
+
+            (samples[name] if index >= WARM * (2 if on_device else 1) else Samples()).time(whole)
 
         engine.arena.will_write(0)
         measure('restore_full', lambda: restore('restore_full'))
@@ -69,6 +87,9 @@ def row(engine: Engine, position: int, repeats: int, seed: int) -> dict[str, Any
         measure('restore_lineage', lambda: restore('restore_lineage'))
         measure('fork', fork)
         engine.close_session('branch')
+        engine.restore(capsule='base')
+        speak()
+        measure('fork_live', fork_live)
         engine.restore(capsule='base')
         engine.drop('full') if index else None
         engine.arena.will_write(0)
@@ -81,7 +102,41 @@ def row(engine: Engine, position: int, repeats: int, seed: int) -> dict[str, Any
         engine.lineage.pool.release(frozen)
     engine.drop('full')
     engine.drop('base')
-    return _document(position, size, samples, copied)
+    document = _document(position, size, samples, copied)
+    if streams is not None:
+        document.update(_on_stream(engine, samples, streams))
+    return document
+
+
+#: microseconds for a model of this size: on the stream at first, then; on the wall clock
+FLAT = {'0.8b': (25, 15, 35), '9b': (40, 28, 48)}
+
+
+def _on_stream(engine: Engine, samples: dict[str, Samples],
+               streams: device.Streams) -> dict[str, Any]:
+    """Return the times on the stream, the ratios to a plain copy there, and the targets."""
+    copy = streams.median_us('memcpy')
+    document = streams.document()
+    targets = []
+    for name in ('restore_full', 'save'):
+        measured = streams.median_us(name)
+        document[f'{name}_over_memcpy_stream'] = round(measured / copy, 3)
+        targets += [device.target(f'{name}, {step}: {factor} x a plain copy + 10 us, stream',
+                                  measured, factor * copy + 10)
+                    for step, factor in (('first', 1.3), ('then', 1.1))]
+    limits = FLAT.get(device.size_of(engine))
+    for name in ('restore_lineage', 'fork', 'fork_live', 'rollback'):
+        if limits is None:
+            break
+        measured = streams.median_us(name)
+        alone = document['host_ahead'][name] == 1.0
+        targets += [device.target(f'{name}, {step}, us on the stream', measured, limit,
+                                  device_alone=alone)
+                    for step, limit in zip(('first', 'then'), limits)]
+        targets.append(device.target(f'{name}, then, us wall', samples[name].median * 1e3,
+                                     limits[2]))
+    document['targets'] = targets
+    return document
 
 
 def _document(position: int, size: int, samples: dict[str, Samples],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+import math
 import platform
 import statistics
 import time
@@ -45,8 +46,12 @@ class Samples:
 
         Below 100 repeats that is the largest one.
         """
+        return self.quantile(0.99)
+
+    def quantile(self, share: float) -> float:
+        """Return a quantile in milliseconds, by nearest rank."""
         ordered = sorted(self.seconds)
-        return ordered[max(0, -(-99 * len(ordered) // 100) - 1)] * 1e3
+        return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)] * 1e3
 
     @property
     def spread(self) -> float:
@@ -79,6 +84,24 @@ def random_ids(vocab_size: int, count: int, seed: int) -> list[int]:
     return torch.randint(0, vocab_size, (count,), generator=generator).tolist()
 
 
+def _device_versions() -> dict[str, Any]:
+    """Return the name of the device and what runs on it."""
+    import importlib.metadata
+    found = {'device_name': torch.cuda.get_device_name(), 'cuda': torch.version.cuda}
+    for package in ('cuda-bindings', 'triton', 'fla-core'):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    try:
+        import pynvml
+        pynvml.nvmlInit()
+        found['driver'] = pynvml.nvmlSystemGetDriverVersion()
+    except Exception:  # not there, or it does not answer: a fact less
+        pass
+    return found
+
+
 def conditions(engine: Engine, seed: int) -> dict[str, Any]:
     """Return what the numbers of a run depend on."""
     from flashrt_ros.cli.doctor import cpu_name
@@ -88,6 +111,8 @@ def conditions(engine: Engine, seed: int) -> dict[str, Any]:
         versions['transformers'] = transformers.__version__
     except ImportError:
         pass
+    if engine.arena.device.type == 'cuda':
+        versions.update(_device_versions())
     return {'model': engine.facts(), 'cpu': cpu_name(), 'threads': torch.get_num_threads(),
             'device': str(engine.arena.device), 'prompt': f'random token ids, seed {seed}',
             'versions': versions}

@@ -6,6 +6,7 @@ import time
 from typing import Any, TYPE_CHECKING
 
 from flashrt_ros.cli import output
+from flashrt_ros.cli.benchmarks import device
 from flashrt_ros.cli.benchmarks.oracle import Oracle
 from flashrt_ros.cli.benchmarks.timing import Cache, random_ids, Samples
 
@@ -28,14 +29,17 @@ def first_token(engine: Engine, request: GenerateRequest) -> tuple[float, int, A
 
 
 def row(engine: Engine, oracle: Oracle | None, prefix: int, suffix: int, repeats: int,
-        seed: int) -> dict[str, Any]:
+        seed: int, peak: dict[str, Any] | None = None) -> dict[str, Any]:
     """
     Measure one prefix length.
 
     In each round: one cold prefill of prefix + suffix in the engine, some restores of the prefix
     followed by an append of the suffix and a sampled token, the same without a suffix, and one
     cold prefill in `transformers`. Before each the arena holds another text and the caches
-    something else, so a restore copies everything.
+    something else, so a restore copies everything. Times end when the host has the token; those
+    of a restore alone when the device has copied.
+
+    :param peak: the ceiling of a device, see :func:`device.ceiling`; None on a CPU.
     """
     from flashrt_ros.engine import GenerateRequest
     vocab = engine.model.config.vocab_size
@@ -43,7 +47,7 @@ def row(engine: Engine, oracle: Oracle | None, prefix: int, suffix: int, repeats
     other = random_ids(vocab, 100, seed + 1)
     cold, restored, bare, theirs, tail = Samples(), Samples(), Samples(), Samples(), Samples()
     tokens: dict[str, set[int]] = {'cold': set(), 'capsule': set(), 'transformers': set()}
-    cache = Cache()
+    cache = None if peak else Cache()
     engine.reset()
     engine.append(token_ids=text[:prefix])
     saved = engine.save(name='prefix', overwrite=True)
@@ -51,7 +55,15 @@ def row(engine: Engine, oracle: Oracle | None, prefix: int, suffix: int, repeats
     def disturb() -> None:
         engine.reset()
         engine.append(token_ids=other)
-        cache.evict()
+        if cache is not None:  # on a device the weights that were read did that
+            cache.evict()
+        device.settle(engine)
+
+    if oracle is not None and peak:  # kernels of its own are compiled and tuned at first sight
+        oracle.prefill(text)
+    def restore() -> None:
+        engine.restore(capsule='prefix')
+        device.settle(engine)
 
     for index in range(repeats):
         output.log(f'prefix {prefix}: round {index + 1} of {repeats}')
@@ -73,18 +85,25 @@ def row(engine: Engine, oracle: Oracle | None, prefix: int, suffix: int, repeats
             bare.add(first_token(engine, GenerateRequest(
                 capsule='prefix', max_tokens=1, temperature=0.0))[0])
             disturb()
-            tail.time(lambda: engine.restore(capsule='prefix'))
+            tail.time(restore)
         if oracle is not None:
             disturb()
             tokens['transformers'].add(theirs.time(lambda: oracle.prefill(text)))
     engine.drop('prefix')
     return _document(prefix, suffix, saved.info.bytes, tokens,
                      {'cold': cold, 'capsule': restored, 'restore': tail, 'suffix_0': bare,
-                      'transformers': theirs})
+                      'transformers': theirs}, _floor(engine, peak))
+
+
+def _floor(engine: Engine, peak: dict[str, Any] | None) -> float | None:
+    """Return the milliseconds of one pass over the weights, by the bandwidth of the device."""
+    if peak is None:
+        return None
+    return device.weight_bytes(engine.model) / peak['bytes_per_second'] * 1e3
 
 
 def _document(prefix: int, suffix: int, size: int, tokens: dict[str, set[int]],
-              samples: dict[str, Samples]) -> dict[str, Any]:
+              samples: dict[str, Samples], weights_ms: float | None) -> dict[str, Any]:
     cold, restored = samples['cold'].median, samples['capsule'].median
     document: dict[str, Any] = {
         'prefix': prefix, 'suffix': suffix, 'cold_ms': round(cold, 4),
@@ -98,4 +117,30 @@ def _document(prefix: int, suffix: int, size: int, tokens: dict[str, set[int]],
     if samples['transformers'].seconds:
         document['cold_over_transformers'] = round(cold / samples['transformers'].median, 3)
         document['same_first_token_as_transformers'] = tokens['transformers'] == tokens['cold']
+    if weights_ms is not None:
+        document.update(_against_floor(prefix, samples, weights_ms, document))
     return document
+
+
+#: how many times faster than our own cold prefill a 9B is to be, by length of the prefix
+SPEEDUPS = {2048: 10, 4096: 20, 8192: 40, 16384: 80}
+
+
+def _against_floor(prefix: int, samples: dict[str, Samples], weights_ms: float,
+                   document: dict[str, Any]) -> dict[str, Any]:
+    """Compare with a restore and one pass over the weights, below which no suffix can be."""
+    restore, first = samples['restore'].median, samples['capsule'].median
+    floor, bare = restore + weights_ms, samples['suffix_0'].median
+    targets = [device.target(f'first token with a suffix, {step}, ms', first, factor * floor)
+               for step, factor in (('first', 1.6), ('then', 1.3))] if document['suffix'] else []
+    targets += [device.target(f'first token without a suffix, {step}, ms', bare,
+                              restore + more / 1e3)
+                for step, more in (('first', 60), ('then', 25))]
+    if document['cold_over_transformers'] is not None:
+        targets += [device.target(f'cold prefill over transformers, {step}',
+                                  document['cold_over_transformers'], limit)
+                    for step, limit in (('first', 1.0), ('then', 0.7))]
+    return {'weights_ms': round(weights_ms, 4), 'floor_ms': round(floor, 4),
+            'capsule_over_floor': round(first / floor, 3),
+            'suffix_0_over_restore_us': round((bare - restore) * 1e3, 1), 'targets': targets,
+            'speedup_wanted_of_a_9b': SPEEDUPS.get(prefix)}

@@ -50,7 +50,8 @@ class Digester:
     @property
     def pool(self) -> tuple[int, int]:
         """Identity of the pool that this allocates in."""
-        return tuple(self._pool.id)
+        first, second = self._pool.id
+        return first, second
 
     def digest(self, begin: int, end: int) -> list[int]:
         """Return a number for each stretch of ``[begin, end)`` and the bytes of the edges."""
@@ -108,7 +109,7 @@ def work_space(engine: Engine) -> dict[str, torch.Tensor]:
     kept.update(guard.storage_key(t) for _, t in engine.model.weights())
     seen: set[int] = set()
 
-    def visit(item: Any, name: str, into: Callable[[str, torch.Tensor], None]) -> None:
+    def visit(item: Any, name: str, into: Callable[[str, torch.Tensor], object]) -> None:
         if isinstance(item, torch.Tensor):
             into(name, item)
         elif id(item) in seen or item is engine.model or item is engine.arena:
