@@ -51,10 +51,12 @@ _SERVICES = {
     'list_capsules': srv.ListCapsules, 'drop_capsule': srv.DropCapsule,
     'pin_capsule': srv.PinCapsule, 'close_session': srv.CloseSession,
     'reset': Trigger, 'cancel_all': Trigger, 'change_state': ChangeState, 'get_state': GetState}
+_GREETER = 'get_state'
 _TRANSITIONS = {
     'configure': Transition.TRANSITION_CONFIGURE, 'activate': Transition.TRANSITION_ACTIVATE,
     'deactivate': Transition.TRANSITION_DEACTIVATE, 'cleanup': Transition.TRANSITION_CLEANUP}
-_LAST_WORD = 0.5  # seconds after the result in which a token may still come
+_LAST_WORD = 0.5  # seconds after the result that a token on its way is waited for
+_ASK_AGAIN = 1.0  # seconds after which a greeting is given up: its answer went nowhere
 ON_BUSY = {'default': 0, 'reject': 1, 'wait': 2, 'preempt': 3}
 
 
@@ -88,7 +90,9 @@ class Stream:
     A goal on its way: iterate for its tokens, ask for its result.
 
     :ivar tokens: the Token messages so far; a gap in ``seq`` means that some were lost on the way,
-        the result is whole.
+        the result is whole. What has not come half a second after the result, an iteration makes
+        up for from the result, as one last message.
+    :ivar made_up: whether that was so.
     """
 
     def __init__(self, client: FlashrtClient, goal: Generate.Goal,
@@ -97,19 +101,23 @@ class Stream:
         self._on_token = on_token
         self._fresh: deque[Token] = deque()
         self._arrived = threading.Event()
+        self._taking = threading.Lock()
+        self.made_up = False
         self._cancel_wanted = False
         self.tokens: list[Token] = []
         self.handle: Any = None
         self.status = GoalStatus.STATUS_UNKNOWN
         self.done: Future = Future()  # of Generate.Result
         self._done_at = 0.0
-        id = UUID(uuid=list(uuid.uuid4().bytes))
-        client.streams[bytes(id.uuid)] = self
-        client.action.send_goal_async(goal, goal_uuid=id).add_done_callback(self._accepted)
+        self._id = UUID(uuid=list(uuid.uuid4().bytes))
+        client.streams[bytes(self._id.uuid)] = self
+        client.action.send_goal_async(goal, goal_uuid=self._id).add_done_callback(self._accepted)
 
     def __iter__(self) -> Iterator[Token]:
         """
         Yield Token messages as they come, until the goal has ended.
+
+        All of its tokens come, but for those of a gap in ``seq``.
 
         :raises NotActive: the node went away.
         """
@@ -121,7 +129,13 @@ class Stream:
             while self._fresh:
                 yield self._fresh.popleft()
             if self.done.done() and not self._fresh and self._complete():
+                self._make_up()
+                while self._fresh:
+                    yield self._fresh.popleft()
                 return
+
+    def _whole(self) -> bool:
+        return bool(self.tokens) and self.tokens[-1].finish_reason != Token.RUNNING
 
     def _complete(self) -> bool:
         """
@@ -129,9 +143,25 @@ class Stream:
 
         Tokens come by a topic and the result by a service, and DDS keeps no order between them.
         """
-        if self.tokens and self.tokens[-1].finish_reason != Token.RUNNING:
-            return True
-        return time.monotonic() - self._done_at > _LAST_WORD
+        return self._whole() or time.monotonic() - self._done_at > _LAST_WORD
+
+    def _make_up(self) -> None:
+        """Take what is late from the result; it is ignored when it comes after all."""
+        result: Any = self.done.result()
+        with self._taking:
+            if self._whole() or result.finish_reason == Token.RUNNING:  # or it never was accepted
+                return
+            self.made_up = True
+            last = self.tokens[-1] if self.tokens else Token(session='', seq=0)
+            index = last.index + len(last.token_ids)
+            heard = sum(len(token.token_ids) for token in self.tokens)
+            # Where messages were lost before, nobody can say where in the text the heard one ends.
+            text = result.text[len(self.text()):] if heard == index else ''
+            token = Token(
+                stamp=last.stamp, session=last.session, goal_id=self._id, epoch=result.epoch,
+                seq=last.seq + bool(self.tokens), index=index, position=result.position, text=text,
+                token_ids=result.token_ids[index:], finish_reason=result.finish_reason)
+            self._append(token)
 
     def result(self, timeout: float | None = None, check: bool = True) -> Generate.Result:
         """
@@ -160,6 +190,11 @@ class Stream:
 
     def take(self, token: Token) -> None:
         """Take a message of the stream, on the thread that spins."""
+        with self._taking:
+            if not self.made_up:
+                self._append(token)
+
+    def _append(self, token: Token) -> None:
         self.tokens.append(token)
         self._fresh.append(token)
         self._arrived.set()
@@ -193,7 +228,10 @@ class FlashrtClient:
 
     Blocking calls work in two ways: where `node` is in an executor, that one has to spin in
     another thread; else the client spins the node itself while it waits. Never block inside a
-    callback of a single-threaded executor: use ``call_async`` there.
+    callback of a single-threaded executor: use `is_ready` and ``call_async`` there.
+
+    A node that was found has not found the client yet, and its first answers would go nowhere. So
+    each blocking call first waits until the node has answered a question that costs nothing.
 
     :param node: any rclpy node of this process.
     :param name: full name of the flashrt node.
@@ -207,9 +245,10 @@ class FlashrtClient:
         self.timeout = timeout
         self._group = callback_group or ReentrantCallbackGroup()
         self._own: SingleThreadedExecutor | None = None
-        self._clients: dict[str, Any] = {
-            key: node.create_client(kind, f'{self.name}/{key}', callback_group=self._group)
-            for key, kind in _SERVICES.items()}
+        self._known = False  # the node has answered, so it knows all that was made before
+        self._greeting: tuple[Future, float] | None = None
+        self._asking = threading.Lock()
+        self._clients: dict[str, Any] = {}
         self.action: ActionClient = ActionClient(
             node, Generate, f'{self.name}/generate', callback_group=self._group)
         # rclpy forgets a goal's feedback callback as soon as the result is there, with tokens
@@ -219,6 +258,10 @@ class FlashrtClient:
             Generate.Impl.FeedbackMessage, f'{self.name}/generate/_action/feedback',
             self._take, QoSProfile(depth=256, reliability=ReliabilityPolicy.RELIABLE),
             callback_group=callback_group or MutuallyExclusiveCallbackGroup())
+        # Last the one that greets: discovery tells of endpoints in the order they were made in.
+        for key, kind in _SERVICES.items():
+            self._clients[key] = node.create_client(
+                kind, f'{self.name}/{key}', callback_group=self._group)
 
     def _take(self, message: Any) -> None:
         stream = self.streams.get(bytes(message.goal_id.uuid))
@@ -235,6 +278,47 @@ class FlashrtClient:
             self._own.remove_node(self.node)
             self._own.shutdown()
             self._own = None
+
+    # -- being there ------------------------------------------------------------------------
+
+    def is_ready(self, service: str = 'generate') -> bool:
+        """
+        Tell whether the node is there and knows this client, so that no answer gets lost.
+
+        Never blocks: it asks, and somebody has to spin until a later call finds the answer.
+
+        :param service: 'generate', or a service, named as in the interface.
+        """
+        found = (self.action.server_is_ready() if service == 'generate'
+                 else self._clients[service].service_is_ready())
+        with self._asking:
+            if not found:
+                self._known = False  # should it come back, it has to find this client anew
+            return self._known or (found and self._greet())
+
+    def _greet(self) -> bool:
+        """Ask the question, or look whether it is answered."""
+        greeter = self._clients[_GREETER]
+        if self._greeting is not None:
+            future, since = self._greeting
+            if future.done():
+                self._greeting, self._known = None, future.exception() is None
+                return self._known
+            if time.monotonic() - since < _ASK_AGAIN:
+                return False
+            self.forget(_GREETER, future)
+            self._greeting = None
+        if greeter.service_is_ready():
+            self._greeting = greeter.call_async(GetState.Request()), time.monotonic()
+        return False
+
+    def wait_until_ready(self, timeout: float, service: str = 'generate') -> None:
+        """
+        Block until `is_ready`.
+
+        :raises DeadlineExceeded: the node was not found, or did not answer.
+        """
+        self.wait_for(lambda: self.is_ready(service), timeout, what=f'any sign of {service}')
 
     # -- waiting ----------------------------------------------------------------------------
 
@@ -287,8 +371,7 @@ class FlashrtClient:
             left = deadline - time.monotonic()
             try:
                 if self.lifecycle(timeout=min(2.0, max(left, 0.01))) == 'active':
-                    left = max(deadline - time.monotonic(), 0.01)
-                    self.wait_for(self.action.server_is_ready, left, what='its action')
+                    self.wait_until_ready(max(deadline - time.monotonic(), 0.01))
                     return
             except DeadlineExceeded:
                 if left <= 0:
@@ -301,8 +384,16 @@ class FlashrtClient:
     # -- calls ------------------------------------------------------------------------------
 
     def call_async(self, service: str, request: Any) -> Future:
-        """Send a request to a service, named as in the interface; return the rclpy future."""
+        """
+        Send a request to a service, named as in the interface; return the rclpy future.
+
+        Where `is_ready` was not true before, the answer may get lost.
+        """
         return self._clients[service].call_async(request)
+
+    def forget(self, service: str, future: Future) -> None:
+        """Give up waiting for an answer that `call_async` promised."""
+        self._clients[service].remove_pending_request(future)
 
     def call(self, service: str, request: Any, timeout: float | None = None,
              check: bool = True) -> Any:
@@ -314,16 +405,15 @@ class FlashrtClient:
         """
         timeout = self.timeout if timeout is None else timeout
         begin = time.monotonic()
-        client = self._clients[service]
-        self.wait_for(client.service_is_ready, timeout, what=f'any sign of {service}')
-        future = client.call_async(request)
+        self.wait_until_ready(timeout, service)
+        future = self.call_async(service, request)
         event = threading.Event()
         future.add_done_callback(lambda _: event.set())
         try:
             self.wait_for(future.done, max(0.01, timeout - (time.monotonic() - begin)), event,
                           what=f'the answer of {service}')
         except FlashrtError:
-            client.remove_pending_request(future)
+            self.forget(service, future)
             raise
         response = future.result()
         if check and (hasattr(response, 'error_code') or isinstance(response, Trigger.Response)):
@@ -409,8 +499,8 @@ class FlashrtClient:
         :param timeout: seconds that the node gives the goal, queue included; 0: its parameter.
         :param on_token: called for each Token message, on the thread that spins.
         """
-        if not self.action.server_is_ready():
-            self.wait_for(self.action.server_is_ready, self.timeout, what='its action')
+        if not self.is_ready():
+            self.wait_until_ready(self.timeout)
         goal = Generate.Goal(
             prompt=prompt, messages=[ChatMessage(role=role, content=content)
                                      for role, content in messages],

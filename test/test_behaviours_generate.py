@@ -11,6 +11,7 @@ py_trees = pytest.importorskip('py_trees')
 sys.path.insert(0, str(Path(__file__).parent))
 
 from behaviours_cases import board, code, fresh, planted, position, run, ticked  # noqa: E402
+from lifecycle_msgs.srv import GetState  # noqa: E402
 from node_cases import Peer, PROMPTS, running, start_long, until  # noqa: E402
 from py_trees.common import ClearingPolicy, ParallelPolicy, Status  # noqa: E402
 import rclpy  # noqa: E402
@@ -97,6 +98,7 @@ def test_refusals(peer):
 def test_rejected_by_a_server():
     # The node accepts every goal; another server need not.
     other = Peer('/mock')
+    other.node.create_service(GetState, '/mock/get_state', lambda _, response: response)
     server = ActionServer(
         other.node, Action, '/mock/generate', execute_callback=lambda handle: Action.Result(),
         goal_callback=lambda request: GoalResponse.REJECT)
@@ -154,7 +156,8 @@ def test_interruption_cancels(peer, talkative):
 
 
 def test_interruption_before_the_acknowledgement(peer, talkative):
-    # This node is spun by nobody until the goal was sent and the behaviour interrupted.
+    # This node is spun by nobody from when the other one knows it until the goal was sent and the
+    # behaviour interrupted.
     before = position(peer)
     node = rclpy.create_node('late', context=peer.context)
     executor = SingleThreadedExecutor(context=peer.context)
@@ -162,6 +165,9 @@ def test_interruption_before_the_acknowledgement(peer, talkative):
     tree = py_trees.trees.BehaviourTree(root)
     tree.setup(node=node)
     try:
+        executor.add_node(node)
+        until(lambda: executor.spin_once(timeout_sec=0.05) or root.connection.client.is_ready())
+        executor.remove_node(node)
         ticked(tree, lambda: root.stream)
         stream = root.stream
         time.sleep(0.1)  # the node has the goal and acknowledged it; nobody here looks

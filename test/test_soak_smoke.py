@@ -77,6 +77,7 @@ class Finished(list):
     def __init__(self, tokens):
         super().__init__(tokens)
         self.tokens = tokens
+        self.made_up = False
 
 
 def test_a_stream_with_a_gap_or_of_two_epochs_is_seen(actor, tmp_path):

@@ -51,8 +51,6 @@ class Call:
                  timeout: float) -> None:
         self.response: Any = None
         self._client = connection.client
-        # The client has no question for this in its public part; calls before discovery get lost.
-        self._service_client = connection.client._clients[service]
         self._service = service
         self._request = request
         self._timeout = timeout
@@ -67,7 +65,7 @@ class Call:
             return True
         late = time.monotonic() > self._deadline
         if self._future is None:
-            if self._service_client.service_is_ready():
+            if self._client.is_ready(self._service):
                 self._deadline = time.monotonic() + self._timeout + _GRACE
                 self._future = self._client.call_async(self._service, self._request)
             elif late:
@@ -79,7 +77,7 @@ class Call:
             else:
                 self._fail(f'{self._service} came back broken: {self._future.exception()!r}')
         elif late:
-            self._service_client.remove_pending_request(self._future)
+            self._client.forget(self._service, self._future)
             self._fail(f'{self._client.name} did not answer {self._service} within '
                        f'{self._timeout:g} s: look at its log.')
         return self.response is not None

@@ -116,7 +116,7 @@ class Generate(Bound):
             self.feedback_message = 'waits for what was interrupted'
             self._seen = time.monotonic()
             return Status.RUNNING
-        if not self.connection.client.action.server_is_ready():
+        if not self.connection.client.is_ready():
             self.feedback_message = f'looks for {self.server}'
             if time.monotonic() - self._seen > self.discovery:
                 return self._end(Action.Result(

@@ -77,29 +77,10 @@ def connected(namespace: str, discovery: float, timeout: float) -> Iterator[Flas
                 client.wait_for(client.action.server_is_ready, discovery)
             except DeadlineExceeded as error:
                 raise NotActive(not_found(node, name, discovery)) from error
-            _greet(client, timeout)
+            client.wait_until_ready(timeout)
             yield client
         finally:
             client.destroy()
-
-
-def _greet(client: FlashrtClient, timeout: float) -> None:
-    """
-    Ask for the lifecycle state until it is told.
-
-    A client that has found a server is not found by it yet: its first answers go nowhere, which a
-    question may risk and a save may not.
-
-    :raises DeadlineExceeded: the node is there and silent.
-    """
-    until = time.monotonic() + timeout
-    while True:
-        try:
-            client.lifecycle(timeout=max(0.05, min(1.0, until - time.monotonic())))
-            return
-        except DeadlineExceeded:
-            if time.monotonic() >= until:
-                raise
 
 
 def not_found(node: Any, name: str, seconds: float) -> str:
