@@ -22,9 +22,10 @@ from behaviours_cases import (  # noqa: E402
 from node_cases import running, start_long, until  # noqa: E402
 from py_trees.common import ParallelPolicy, Status  # noqa: E402
 
+from flashrt_ros import srv  # noqa: E402
 from flashrt_ros.behaviours import Generate, is_settled, Rewind, Speculate  # noqa: E402
 from flashrt_ros.errors import FlashrtError  # noqa: E402
-from flashrt_ros.msg import NodeState  # noqa: E402
+from flashrt_ros.msg import ErrorCode, NodeState  # noqa: E402
 
 
 @pytest.fixture(scope='module')
@@ -68,6 +69,12 @@ def sessions(peer):
 
 def epoch(peer, session='default'):
     return next(s.epoch for s in peer.states[-1].sessions if s.name == session)
+
+
+def stands(peer):
+    """Epoch and position, as of now: ~/state tells them a moment later."""
+    refused = peer.client.call('rollback', srv.Rollback.Request(expected_epoch=1), check=False)
+    return refused.epoch, refused.position
 
 
 def clear_of_remains(peer):
@@ -218,6 +225,41 @@ def test_speculate_beside_a_session_that_goes_on(peer):
     assert list(board('one').token_ids) == ahead and position(peer) > here
     peer.client.rollback(position=here)
     assert undisturbed(peer, 'two') == beside
+
+
+@pytest.mark.parametrize('move', ['restore', 'roll back and grow again'])
+def test_speculate_sees_a_session_that_was_moved_to_where_it_stood(peer, move):
+    # The same position, and another mind: only the epoch tells.
+    here = position(peer)
+    peer.client.save('same-place')
+    child = sequence(say('one', 'one'), py_trees.timers.Timer('Meanwhile', 0.3))
+    with planted(peer, Speculate('Think', child)) as tree:
+        ticked(tree, lambda: board('one'))
+        if move == 'restore':
+            peer.client.restore('same-place', seed=3)
+        else:
+            back = peer.client.rollback(tokens=1)
+            peer.client.generate(max_tokens=1, temperature=3.0).result(20)
+            assert back.position == here - 1
+        moved = stands(peer)
+        assert moved[1] == here
+        assert ticked(tree) == Status.FAILURE
+        assert code('speculated') == 'INVALID_ARGUMENT'
+        assert 'restored, reset or rolled back' in board('speculated').error_msg
+        assert 'not committed' in tree.root.feedback_message
+    assert stands(peer) == moved
+    peer.client.drop('same-place')
+    clear_of_remains(peer)
+
+
+def test_a_refused_rollback_says_where_the_session_stands(peer):
+    back = peer.client.rollback(tokens=1)
+    for wrong in (srv.Rollback.Request(expected_epoch=1), srv.Rollback.Request(value=9999)):
+        refused = peer.client.call('rollback', wrong, check=False)
+        assert refused.error_code == ErrorCode.INVALID_ARGUMENT
+        assert (refused.epoch, refused.position) == (back.epoch, back.position)
+    unknown = peer.client.call('rollback', srv.Rollback.Request(session='nobody'), check=False)
+    assert (unknown.epoch, unknown.position) == (0, 0)
 
 
 def test_speculate_overwrites_where_told(peer):

@@ -14,6 +14,7 @@ from flashrt_ros.behaviours.binding import Bound
 from flashrt_ros.behaviours.call import Call, describe
 from flashrt_ros.behaviours.connection import Connection
 
+_NEVER = 1  # no epoch: they are times, in ns since 1970
 CHILD = 'child'  # yielded by a script: the child's turn
 Script = Generator[str | None, None, Status]
 
@@ -114,6 +115,16 @@ class Mind:
         call = self.call(service, request)
         yield from call.wait()
         return call
+
+    def where(self, session: str) -> Call:
+        """
+        Ask where a session stands: `epoch` and `position` of the response, an epoch of 0 for none.
+
+        A rollback that expects an epoch which never was changes nothing, is answered within
+        whatever runs, and tells that in its refusal. ~/state tells it too, but later.
+        """
+        return self.call('rollback', srv.Rollback.Request(
+            session=session, to=srv.Rollback.Request.TOKENS, value=0, expected_epoch=_NEVER))
 
     def settle(self, session: str) -> Iterator[None]:
         """Wait until nothing that was interrupted in a session is left; not in the background."""

@@ -33,8 +33,10 @@ class Speculate(ScriptedDecorator):
     What else there is to know of its policy:
 
     * Commit is save of the branch, restore into the session, drop of that capsule. It is refused
-      (INVALID_ARGUMENT) where the session stands at another position than at the fork: others have
-      talked to it since, and would be forgotten. ``overwrite`` commits all the same.
+      (INVALID_ARGUMENT) where the session is in another epoch or at another position than at the
+      fork: others have restored it, rolled it back or talked to it since, and that would be
+      forgotten. ``overwrite`` commits all the same. The look and the restore are two requests, a
+      tick apart; what others do in between is not seen.
     * The branch is closed at the end of each kind. An interruption (``terminate(INVALID)``)
       discards: the child's goals are cancelled, the branch is closed in the background. Only a
       commit that is on its way already may still happen.
@@ -94,7 +96,9 @@ class Speculate(ScriptedDecorator):
         self._fork = fork = mind.call('fork_capsule', srv.ForkCapsule.Request(
             source_session=session, sessions=[self._name],
             seeds=[] if self.seed is None else [self.seed]))
-        yield from fork.wait()
+        where = mind.where(session)
+        while not all([fork.poll(), where.poll()]):  # both are sent in the first tick
+            yield None
         if fork.failed:
             return self._fail(fork.response, 'no branch, not run')
         self.present_branch = self._name
@@ -110,7 +114,8 @@ class Speculate(ScriptedDecorator):
             status = Status.FAILURE
             self.feedback_message = 'discarded'
         elif self.commit() if callable(self.commit) else self.commit:
-            status = yield from self._carry_over(mind, session, fork.response.info.tokens)
+            status = yield from self._carry_over(mind, session, fork.response.info.tokens,
+                                                 where.response)
         else:
             self.feedback_message = 'discarded, as told'
         self._fork = None
@@ -132,27 +137,24 @@ class Speculate(ScriptedDecorator):
         if not fork.failed:
             yield from mind.close(branch)
 
-    def _carry_over(self, mind: Mind, session: str, origin: int) -> Script:
-        """Restore the branch into the session."""
+    def _carry_over(self, mind: Mind, session: str, origin: int, before: Any) -> Script:
+        """
+        Restore the branch into the session.
+
+        :param origin: position of the fork.
+        :param before: where the session stood then; its position lacks a tail that is not folded.
+        """
         self.feedback_message = 'commits'
         yield from mind.settle(session)
         save = mind.call('save_capsule', srv.SaveCapsule.Request(
             session=self._name, capsule=unique('speculate-commit'), pin=True,
             note=self.name[:100]))
-        # A save is the one question that answers with the session's position, in order with all
-        # that was asked before.
-        probe = mind.call('save_capsule', srv.SaveCapsule.Request(
-            session=session, capsule=unique('speculate-probe')))
+        probe = mind.where(session)
         while not all([save.poll(), probe.poll()]):  # both are sent in the first tick
             yield None
-        self.connection.attend(mind.drop(probe))
-        failure = next((call.response for call in (save, probe) if call.failed), None)
-        here = probe.response.info.tokens
-        if failure is None and here != origin and not self.overwrite:
-            failure = srv.RestoreCapsule.Response(
-                error_code=ErrorCode.INVALID_ARGUMENT,
-                error_msg=f'The session went from {origin} to {here} since the fork, and a '
-                'commit would forget that: fork again, or say overwrite.')
+        failure = save.response if save.failed else None
+        if failure is None and not self.overwrite:
+            failure = _moved(before, origin, probe.response)
         if failure is not None:
             self.connection.attend(mind.drop(save))
             return self._fail(failure, 'not committed')
@@ -169,3 +171,20 @@ class Speculate(ScriptedDecorator):
         self.write(response)
         self.feedback_message = f'{words}: {describe(response)}'
         return Status.FAILURE
+
+
+def _moved(before: Any, origin: int, now: Any) -> Any:
+    """Return what tells why a commit would forget something, None where it would not."""
+    untold = next((response for response in (before, now) if not response.epoch), None)
+    if untold is not None:
+        return untold
+    if now.epoch != before.epoch:
+        how = f'was restored, reset or rolled back, to {now.position},'
+    elif now.position != origin and not now.position == before.position < origin:
+        how = f'went from {origin} to {now.position}'
+    else:
+        return None
+    return srv.RestoreCapsule.Response(
+        error_code=ErrorCode.INVALID_ARGUMENT,
+        error_msg=f'The session {how} since the fork, and a commit would forget that: fork again, '
+        'or say overwrite.')

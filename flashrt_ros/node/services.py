@@ -101,10 +101,10 @@ class Services:
         return time.monotonic() + (given or self._node.parameters['timeouts.service'])
 
     async def _call(self, runtime: Runtime, function: Callable[[Engine], Any], *,
-                    deadline: float, at_boundary: bool = True) -> Any:
-        """Await a function of the engine."""
+                    deadline: float, at_boundary: bool = True, session: str | None = None) -> Any:
+        """Await a function of the engine; `session` as in `Worker.call`."""
         reply: Reply[Any] = Reply(self._node.executor)
-        Job(runtime.worker, function, at_boundary=at_boundary, deadline=deadline,
+        Job(runtime.worker, function, at_boundary=at_boundary, session=session, deadline=deadline,
             grace=self._node.parameters['timeouts.stall'] or 60.0, alarms=self._node.alarms,
             reply=reply)
         # The answer is mostly a token away. One thread of the executor may wait for it: it wakes
@@ -150,7 +150,8 @@ class Services:
         note = check_text('note', request.note, MAX_NOTE_BYTES)
         saved = await self._call(runtime, lambda engine: engine.save(
             session, name, overwrite=request.overwrite, pin=request.pin, persist=request.persist,
-            align=request.align, note=note), deadline=self._deadline(request.timeout))
+            align=request.align, note=note), deadline=self._deadline(request.timeout),
+            session=session)
         response.info = convert.capsule_info(saved.info)
         response.bytes_copied = convert.unsigned(saved.bytes_copied)
         if request.persist:
@@ -198,7 +199,8 @@ class Services:
             return engine.fork(capsule, source_session='' if capsule else source,
                                sessions=sessions, seeds=seeds)
 
-        forked = await self._call(runtime, work, deadline=self._deadline(request.timeout))
+        forked = await self._call(runtime, work, deadline=self._deadline(request.timeout),
+                                  session=None if capsule else source)
         response.info = convert.capsule_info(forked.info)
         response.sessions = [convert.text(name) for name in forked.sessions]
         response.bytes_copied = convert.unsigned(forked.bytes_copied)
@@ -208,11 +210,23 @@ class Services:
         session = session_name(request.session)
         to = _ROLLBACK_TO[choice('to', request.to, ('POSITION', 'TOKENS', 'TURNS'))]
         limit = None if request.max_replay == _NO_LIMIT else int(request.max_replay)
+        expected = int(request.expected_epoch)
         deadline = self._deadline()
-        await self._free(session, srv.RestoreCapsule.Request.REJECT, deadline)
-        done = await self._call(runtime, lambda engine: engine.rollback(
-            session, to=to, value=int(request.value), expected_epoch=int(request.expected_epoch),
-            max_replay=limit), deadline=deadline, at_boundary=False)
+        try:
+            if expected:  # a refusal need not wait for its turn
+                await self._call(runtime, lambda engine: engine.check_epoch(session, expected),
+                                 deadline=deadline)
+            await self._free(session, srv.RestoreCapsule.Request.REJECT, deadline)
+            done = await self._call(runtime, lambda engine: engine.rollback(
+                session, to=to, value=int(request.value), expected_epoch=expected,
+                max_replay=limit, aside=runtime.worker.aside), deadline=deadline,
+                at_boundary=False, session=session)
+        except FlashrtError:
+            # Who decided by what was so a moment ago decides again by what is so now.
+            epoch, position = runtime.worker.place(session)
+            response.epoch = convert.unsigned(epoch)
+            response.position = convert.unsigned(position)
+            raise
         response.epoch = convert.unsigned(done.epoch)
         response.position = convert.unsigned(done.position)
         response.tokens_replayed = convert.unsigned(done.tokens_replayed)
