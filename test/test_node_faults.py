@@ -1,6 +1,7 @@
 """Faults planted in a real node: device error, hang, overrun (acceptance 34, 36)."""
 
 from pathlib import Path
+import shutil
 import sys
 import time
 
@@ -75,7 +76,7 @@ def test_a_hang_fails_the_goal_and_is_reported(system):
     result = stream.result(10, check=False)
     assert result.error_code == 42016 and 'timeouts.stall' in result.error_msg
     assert 0.9 < time.monotonic() - begin < 5.0
-    until(lambda: any(status.name == 'flashrt: stall' and status.level == b'\x02'
+    until(lambda: any(status.name == '/flashrt: stall' and status.level == b'\x02'
                       for status in arrays[-1].status))
     assert code_of(lambda: client.call('list_capsules', _list(), timeout=10)) == 'TIMEOUT'
     (folder / 'hang').unlink()  # the device comes back
@@ -119,6 +120,32 @@ def test_a_disk_that_refuses_is_told(system):
     capsules.mkdir()
     peer.client.save('lost', persist=True, overwrite=True)
     until(lambda: any(info.name == 'lost' and info.tiers & 4 for info in lists[-1].capsules))
+
+
+def test_a_disk_that_vanished_is_an_error_and_everything_else_goes_on(system):
+    folder, process, peer = system
+    arrays = peer.collect(DiagnosticArray, '/diagnostics', 10)
+    capsules = folder / 'capsules'
+
+    def memory():
+        return next((s for s in arrays[-1].status if s.name == '/flashrt: memory'), None) \
+            if arrays else None
+
+    peer.client.save('kept', overwrite=True)
+    shutil.rmtree(capsules)
+    for obstacle in (False, True):
+        if obstacle:
+            capsules.write_text('a file in the way')
+        arrays.clear()
+        status = until(lambda: memory() and memory().level == b'\x02' and memory())
+        assert str(capsules) in status.message and 'mount or make' in status.message
+        assert int({v.key: v.value for v in status.values}['pool_used_bytes']) > 0
+        assert peer.client.restore('kept').error_code == 0
+        assert 'kept' in [info.name for info in peer.client.list()]
+        assert peer.client.generate('go', max_tokens=2).result(20).error_code == 0
+    capsules.unlink()
+    peer.client.save('kept', persist=True, overwrite=True)
+    until(lambda: memory() and memory().level == b'\x00')
 
 
 def test_deactivate_under_a_hang_recovers_to_unconfigured(system):

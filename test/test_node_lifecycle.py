@@ -229,12 +229,12 @@ def test_diagnostics(client, peer):
     assert code_of(lambda: client.restore('nope')) == 'UNKNOWN_CAPSULE'
 
     def values(name):
-        status = next(s for s in arrays[-1].status if s.name == f'flashrt: {name}')
+        status = next(s for s in arrays[-1].status if s.name == f'/flashrt: {name}')
         return {value.key: value.value for value in status.values}
 
     until(lambda: arrays and values('requests').get('restore_capsule UNKNOWN_CAPSULE') == '1')
     assert {status.name for status in arrays[-1].status} == {
-        f'flashrt: {name}' for name in ('runtime', 'latency', 'memory', 'requests', 'stall')}
+        f'/flashrt: {name}' for name in ('runtime', 'latency', 'memory', 'requests', 'stall')}
     assert values('runtime')['lifecycle'] == 'active'
     assert values('latency')['restore count'] == '1'
     assert int(values('memory')['pool_used_bytes']) > 0

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip('rclpy')
 sys.path.insert(0, str(Path(__file__).parent))
 
+from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
 from node_cases import NodeProcess, Peer, running, start_long, until  # noqa: E402
 
 from flashrt_ros.msg import Token  # noqa: E402
@@ -83,6 +84,22 @@ def test_start_values_are_checked(tmp_path):
     process = NodeProcess(tmp_path, device='abacus')
     assert process.wait(60) == 2
     assert 'one of auto, cpu, cuda' in process.log and 'Traceback' not in process.log
+
+
+def test_two_robots_are_told_apart_in_diagnostics(tmp_path):
+    for name in ('one', 'two'):
+        (tmp_path / name).mkdir()
+    with running(tmp_path / 'one', namespace='/robot1') as (_, peer):
+        with running(tmp_path / 'two', namespace='/robot2') as (_, _):
+            arrays = peer.collect(DiagnosticArray, '/diagnostics', 100)
+            robots = {'robot1', 'robot2'}
+            until(lambda: {s.name.split('/')[1] for a in list(arrays) for s in a.status} == robots)
+            statuses = [s for array in list(arrays) for s in array.status]
+            for robot in robots:
+                own = [s for s in statuses if s.name.startswith(f'/{robot}/flashrt: ')]
+                assert {s.name.partition(': ')[2] for s in own} == {
+                    'runtime', 'latency', 'memory', 'requests', 'stall'}
+                assert {s.hardware_id for s in own} == {f'{robot}/cpu'}
 
 
 def test_namespace_and_misspelt_parameter(tmp_path):

@@ -77,7 +77,7 @@ class View:
         """Keep the latest of each kind; its names begin with the node's."""
         for status in message.status:
             node, _, kind = status.name.rpartition(': ')
-            if node == 'flashrt':
+            if node == self.name:
                 self.statuses[kind] = status
 
     def rate(self) -> float:
@@ -206,8 +206,8 @@ def top(
     """
     Show a node live: state, tokens a second, latency, sessions, capsules and diagnostics.
 
-    Diagnostics are read from /diagnostics and from that of the namespace: nodes of several robots
-    carry the same name in there, so robots.launch.py gives each a topic of its own.
+    Diagnostics are read from /diagnostics and from that of the namespace, which robots.launch.py
+    gives each robot.
     """
     with ros_node('top') as node:
         import rclpy

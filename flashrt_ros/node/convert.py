@@ -142,11 +142,16 @@ def token(stamp: Time, session: str, goal_id: UUID, *, epoch: int, seq: int, ind
         text=text(words), token_ids=token_ids(ids), finish_reason=int(finish))
 
 
-def generate_result(error: BaseException | None, reason: int,
-                    generation: Generation | None) -> Generate.Result:
-    """Return the result of a goal; without a generation it only carries the code."""
+def generate_result(error: BaseException | None, reason: int, generation: Generation | None,
+                    place: tuple[int, int] = (0, 0)) -> Generate.Result:
+    """
+    Return the result of a goal; without a generation it carries the code and the place.
+
+    :param place: epoch and position of the session, where there is no generation to tell them.
+    """
     result = Generate.Result(
-        error_code=error_code(error), error_msg=error_text(error), finish_reason=int(reason))
+        error_code=error_code(error), error_msg=error_text(error), finish_reason=int(reason),
+        epoch=unsigned(place[0]), position=unsigned(place[1]))
     if generation is None:
         return result
     result.text = text(generation.text)

@@ -2,7 +2,7 @@
 /diagnostics, by the conventions of diagnostic_updater.
 
 ``diagnostic_updater`` has no wheel, and its part is small: status names begin with the node's
-name, the worst finding sets the level, values are strings.
+fully qualified name, the worst finding sets the level, values are strings.
 """
 
 from __future__ import annotations
@@ -51,9 +51,15 @@ class Diagnostics:
         level = max((found[0] for found in findings), default=_OK)
         words = '; '.join(found[1] for found in findings if found[0] == level) or healthy
         return DiagnosticStatus(
-            name=f'{self._node.get_name()}: {name}', hardware_id=convert.text(self._node.hardware),
+            name=f'{self._node.get_fully_qualified_name()}: {name}',
+            hardware_id=convert.text(self._hardware()),
             level=level, message=convert.text(words),
             values=[KeyValue(key=key, value=convert.text(value)) for key, value in values.items()])
+
+    def _hardware(self) -> str:
+        """Return the device, told apart by the robot: 'robot1/cpu', without a namespace 'cpu'."""
+        return '/'.join(part for part in (self._node.get_namespace().strip('/'),
+                                          self._node.hardware) if part)
 
     def _judge(self, name: str, value: float, words: str) -> list[tuple[bytes, str]]:
         """Compare a value with its two thresholds; 0 switches one off."""
@@ -95,6 +101,8 @@ class Diagnostics:
         use = facts.get('pool_used_bytes', 0) / max(1, facts.get('pool_bytes', 1))
         findings = self._judge('pool_use', use, 'the share of the capsule pool in use')
         findings += self._judge('growth_bytes', growth, 'growth since activate')
+        if facts.get('disk_fault'):
+            findings.append((_ERROR, facts['disk_fault']))
         return self._status('memory', values, findings, 'within limits')
 
     def _requests(self) -> DiagnosticStatus:

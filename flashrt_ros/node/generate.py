@@ -108,6 +108,7 @@ class GenerateServer:
         try:
             goal.session = request.session or 'default'
             runtime = self._node.active_runtime()
+            goal.worker = runtime.worker
             parameters = self._node.parameters
             engine_request = generate_request(request, parameters)
             on_busy = choice('on_busy', request.on_busy, _ON_BUSY)

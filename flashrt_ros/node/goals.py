@@ -70,6 +70,7 @@ class Goal:
         self.on_end = on_end
         self.accepted = accepted
         self.session = ''
+        self.worker: Worker | None = None
         self.control: WatchedControl | None = None
         self.future: WorkerFuture | None = None
         self.deadline = Alarm(0.0, None)
@@ -80,6 +81,7 @@ class Goal:
         self.error: BaseException | None = None
         self.reason = Token.RUNNING
         self.generation: Generation | None = None
+        self.place = (0, 0)  # epoch and position of the session, where there is no generation
         # The stream, used by the publishing thread.
         self.epoch = 0
         self.seq = 0
@@ -91,7 +93,7 @@ class Goal:
 
     def result(self) -> Generate.Result:
         """Return the action's result, once the goal has ended."""
-        return convert.generate_result(self.error, self.reason, self.generation)
+        return convert.generate_result(self.error, self.reason, self.generation, self.place)
 
 
 class Goals:
@@ -124,7 +126,7 @@ class Goals:
 
         :raises FlashrtError: it cannot run; the caller ends it with `refuse`.
         """
-        goal.session = request.session
+        goal.session, goal.worker = request.session, worker
         goal.control = WatchedControl(goal.accepted + timeout if timeout > 0 else None)
         if on_busy == Generate.Goal.PREEMPT:
             self.preempt(request.session)
@@ -315,6 +317,8 @@ class Goals:
                generation: Generation | None) -> None:
         goal.deadline.cancel()
         goal.error, goal.reason, goal.generation = error, reason, generation
+        if generation is None and goal.worker is not None:
+            goal.place = goal.worker.place(goal.session)
         self._statistics.end(error, generation)
         # The session is free now; the result follows its last message.
         with self._lock:

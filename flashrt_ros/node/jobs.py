@@ -78,7 +78,8 @@ class Job(Generic[T]):
     """
 
     def __init__(self, worker: Worker, function: Callable[[Engine], T], *, at_boundary: bool,
-                 deadline: float, grace: float, alarms: Alarms, reply: Reply[T]) -> None:
+                 session: str | None, deadline: float, grace: float, alarms: Alarms,
+                 reply: Reply[T]) -> None:
         self._function = function
         self._grace = grace
         self._alarms = alarms
@@ -88,7 +89,7 @@ class Job(Generic[T]):
         self._expired = False
         self._alarm = alarms.at(deadline, self._expire)
         try:
-            future = worker.call(self._run, at_boundary=at_boundary)
+            future = worker.call(self._run, at_boundary=at_boundary, session=session)
         except Exception:
             self._alarm.cancel()
             raise

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any, TYPE_CHECKING
 
-from flashrt_ros.errors import DeadlineExceeded, NotActive, Storage
+from flashrt_ros.errors import DeadlineExceeded, NotActive
 from flashrt_ros.node import convert
 from flashrt_ros.node.jobs import describe
 
@@ -37,7 +37,6 @@ class Mirror:
         self._planned = 0.0
         self._looked_at = 0.0
         self._on_disk: set[str] = set()
-        self._facts: dict[str, Any] = {}
 
     def forget(self) -> None:
         """Drop what is known of a runtime that is being freed."""
@@ -80,8 +79,8 @@ class Mirror:
                 return
             self._looking = True
         try:
-            runtime.worker.call(
-                self._read, at_boundary=True).add_done_callback(partial(self._publish, runtime))
+            runtime.worker.call(self._read, at_boundary=True, session=None).add_done_callback(
+                partial(self._publish, runtime))
         except Exception:
             self._looking = False  # the worker is stopping
 
@@ -94,12 +93,7 @@ class Mirror:
         except Exception as error:
             self._node.failure = f'a capsule was not written to disk, {describe(error)}'
             self._node.get_logger().error(self._node.failure)
-        try:
-            self._facts = engine.facts()
-        except Storage as error:
-            # Whoever asked knows; /diagnostics goes on with the last ones.
-            self._node.failure = describe(error)
-        return engine.sessions(), engine.list(), self._facts
+        return engine.sessions(), engine.list(), engine.facts()
 
     def _publish(self, runtime: Runtime, future: Any) -> None:
         """Hand on what the worker saw. On its thread: the messages are filled elsewhere."""

@@ -211,6 +211,8 @@ class Outbox:
             goal.epoch = generation.epoch
             goal.position = generation.position
             words += generation.text[goal.characters:]  # what was held back for a stop string
+        elif isinstance(batch[-1], _End):
+            goal.epoch, goal.position = goal.place
         message = convert.token(
             self._node.get_clock().now().to_msg(), goal.session, goal.id, epoch=goal.epoch,
             seq=goal.seq, index=goal.index, position=goal.position, words=words,
