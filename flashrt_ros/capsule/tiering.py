@@ -59,11 +59,11 @@ class Tiers:
         self._capsules: OrderedDict[str, Capsule] = OrderedDict()  # by name, oldest use first
         self._parked: list[Capsule] = []  # boundaries of parked sessions
         self._lock = threading.RLock()  # the table: the writer takes entries out too
-        self._lane = Lane(self.pool.blocks.device)
+        self.lane = Lane(self.pool.blocks.device)
         self._staging = Staging(self.pool.manifest.storage_bytes(capacity))
         if disk is not None and self.pool.blocks.is_cuda:
             self._staging.take(0)  # pinning takes long: now, and not with the first restore
-        self.files = (Files(disk, fingerprint, self, Lane(self._lane.device))
+        self.files = (Files(disk, fingerprint, self, Lane(self.lane.device))
                       if disk is not None else None)
 
     def capsules(self) -> list[Capsule]:
@@ -194,7 +194,7 @@ class Tiers:
         if self.host is not None and capsule.on_host is None:
             try:
                 capsule.on_host, _ = bring(self.pool, frozen, self.host, self._make_host_room,
-                                            self._lane)
+                                            self.lane)
             except PoolFull:
                 if not self._has_file(capsule):
                     raise
@@ -277,7 +277,7 @@ class Tiers:
             if capsule.frozen is None:
                 if capsule.on_host is not None and self.host is not None:
                     capsule.frozen, _ = bring(self.host, capsule.on_host, self.pool,
-                                              self.make_room, self._lane)
+                                              self.make_room, self.lane)
                 else:
                     capsule.frozen = self._upload(capsule)
         finally:
@@ -331,7 +331,7 @@ class Tiers:
                 target[second * PAGE:second * PAGE + rows].copy_(
                     pieces[0][first * PAGE:first * PAGE + rows], non_blocking=True)
         try:
-            with self._lane.copying(self.pool):
+            with self.lane.copying(self.pool):
                 image = self._read(capsule, allocate=self._staging.take, ready=send)
                 if place.new_block:
                     faults.point('tier.block')

@@ -38,6 +38,7 @@ def row(engine: Engine, directory: Path, position: int, repeats: int,
     samples = {name: Samples() for name in names}
     for index in range(repeats + WARM):
         def measure(name: str, work: Any, counted: bool = index >= WARM) -> None:
+            _waited(engine, _nothing)  # copies of what went before may be under way
             (samples[name] if counted else Samples()).time(lambda: _waited(engine, work))
         measure('save_device', lambda: _full(engine).save(name='other', overwrite=True))
         measure('memcpy', plain.copy)
@@ -72,6 +73,10 @@ def _waited(engine: Engine, work: Any) -> None:
     work()
     if engine.arena.device.type == 'cuda':
         torch.cuda.synchronize(engine.arena.device)
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _full(engine: Engine) -> Engine:
