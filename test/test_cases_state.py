@@ -8,7 +8,7 @@ import torch
 from flashrt_ros.control import Control
 from flashrt_ros.engine import GenerateRequest
 from flashrt_ros.errors import Internal
-from flashrt_ros.plan import EagerPlan, manifest_of
+from flashrt_ros.plan import manifest_of
 
 cuda = pytest.mark.skipif(DEVICE != 'cuda', reason='needs a device: run with --device cuda')
 
@@ -33,8 +33,9 @@ def test_case_04_a_buffer_that_the_manifest_does_not_name(engine, missing):
     whole = manifest_of(engine.model, engine.model.config.vocab_size)
     assert missing in whole.by_name
     manifest = Manifest([b for b in whole.buffers[1:] if b.name != missing])
+    plan = type(engine.plan)
     with pytest.raises(Exception, match=missing) as raised:
-        EagerPlan(engine.model, Arena(manifest, 64))
+        plan(engine.model, Arena(manifest, 64, engine.arena.device))
     assert isinstance(raised.value, (Internal, KeyError, ValueError))
 
 

@@ -1,6 +1,6 @@
 """Acceptance group D: where a boundary lies, and what text does there."""
 
-from engine_cases import build, digest, ids, logits, poison_dead, say, tidy
+from engine_cases import build, DEVICE, digest, ids, logits, poison_dead, say, tidy
 import pytest
 import torch
 
@@ -8,6 +8,7 @@ from flashrt_ros.engine import FinishReason, GenerateRequest
 from flashrt_ros.errors import ContextFull, InvalidArgument
 
 CAPACITY = 1100
+cuda = pytest.mark.skipif(DEVICE != 'cuda', reason='needs a device: run with --device cuda')
 
 
 @pytest.fixture(scope='module')
@@ -56,6 +57,21 @@ def test_case_16_suffixes_around_the_window(engine, suffix):
     assert digest(engine) == after
 
 
+@cuda
+def test_case_17_on_a_device_the_sampler_alone_hands_the_first_token_out():
+    engine = build()
+    engine.append(token_ids=ids(100))
+    engine.save(name='c')
+    expected = say(engine, 1)
+    engine.restore(capsule='c')
+    before = digest(engine)
+    engine.plan._sample()  # the first kernel of a step, and none behind it
+    assert (engine.arena['mailbox'].item(),) == expected
+    assert digest(engine) == before, 'nothing was folded'
+    engine.close()
+
+
+@pytest.mark.skipif(DEVICE == 'cuda', reason='a step is a graph there; see the test above')
 def test_case_17_the_first_token_needs_no_forward_pass(engine, monkeypatch):
     engine.append(token_ids=ids(100))
     engine.save(name='c')

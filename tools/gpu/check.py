@@ -24,7 +24,10 @@ import torch  # noqa: E402
 
 from flashrt_ros.cuda import decode  # noqa: E402
 
-RIGHT = ('agrees', 'oracle', 'graph', 'capture', 'sampler', 'lineage', 'stream')
+RIGHT = ('agrees', 'oracle', 'graph', 'capture', 'sampler', 'lineage', 'stream', 'stable')
+#: sections that are checks of `flashrt-ros verify`
+CONTRACT = {'graph': 'graph_equals_eager', 'capture': 'capture_side_effect_free',
+            'lineage': 'lineage', 'stream': 'stream_ordered_save', 'stable': 'stable_addresses'}
 FAST = ('ahead', 'decode', 'parts', 'prefill', 'profile', 'capsules', 'first_token')
 
 
@@ -95,22 +98,18 @@ def main() -> int:
         for dtype in ('float32', 'bfloat16'):
             if 'agrees' in sections:
                 run(f'agrees {spec} {dtype}', partial(correctness.agrees, spec, dtype))
-            if 'graph' in sections:
-                run(f'graph {spec} {dtype}',
-                    partial(correctness.graph_equals_eager, spec, dtype))
+            names = [CONTRACT[part] for part in sections if part in CONTRACT]
+            if names:
+                run(f'contract {spec} {dtype}',
+                    partial(correctness.contract, spec, dtype, names))
     if small and 'oracle' in sections:
         run('oracle', lambda: correctness.oracle(small[-1], 'float32'))
-    if small and 'capture' in sections:
-        run('capture', lambda: correctness.capture_side_effect_free(small[-1], 'bfloat16'))
-    if small and 'lineage' in sections:
-        run('lineage', lambda: correctness.lineage(small[-1]))
-    if small and 'stream' in sections:
-        run('stream', lambda: correctness.stream_ordered_save(small[-1]))
     for spec in [spec for spec in args.models.split(',') if spec]:
         if 'agrees' in sections:
             run(f'agrees {spec}', lambda spec=spec: correctness.agrees(spec, 'bfloat16'))
         if 'graph' in sections:
-            run(f'graph {spec}', lambda spec=spec: correctness.graph_equals_eager(spec, 'bfloat16'))
+            run(f'graph {spec}', lambda spec=spec: correctness.contract(
+                spec, 'bfloat16', ['graph_equals_eager']))
         if 'oracle' in sections:
             run(f'oracle {spec}', lambda spec=spec: correctness.oracle(spec, 'bfloat16'))
         if 'sampler' in sections:

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from flashrt_ros.engine import Engine
 
 EXACT = 1e-3  #: of fp32 against fp32, relative to the largest logit
-ROUNDED = 0.1  #: of bfloat16 against bfloat16
-FACTOR = 2.0  #: our distance from fp32 over that of `transformers` in bfloat16: a single
-#: largest difference is a noisy number
+#: in bfloat16: our distance from fp32 over that of `transformers`, of all logits and of the worst
+#: one, which is a noisy number; and what is near enough in any case
+FACTORS, NEAR = (1.25, 2.0), 0.01
 
 
 def rows(engine: Engine, lengths: list[int], steps: int,
@@ -28,8 +28,9 @@ def rows(engine: Engine, lengths: list[int], steps: int,
     Compare the logits after a prompt and after each of some tokens folded one by one.
 
     All fold the same ids: our greedy tokens. Distances are the largest of a logit, relative to the
-    largest logit. The judge is `transformers` in fp32 with its plain torch forms, on the weights as
-    they are here; an engine in fp32 is held against it alone.
+    largest logit, and as norms, relative to the norm of all. The judge is `transformers` in fp32
+    with its plain torch forms, on the weights as they are here; an engine in fp32 is held against
+    it alone.
     """
     vocab = engine.model.config.vocab_size
     exact = engine.model.dtype is torch.float32
@@ -81,18 +82,19 @@ def _logits(engine: Engine, dtype: torch.dtype, texts: dict[int, list[int]],
 
 def _row(length: int, step: int, ours: torch.Tensor, judge: torch.Tensor,
          theirs: torch.Tensor | None) -> dict[str, Any]:
-    scale = judge.abs().max()
+    def off(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
+        return (float(((a - b).norm() / judge.norm()).item()),
+                float(((a - b).abs().max() / judge.abs().max()).item()))
 
-    def off(a: torch.Tensor, b: torch.Tensor) -> float:
-        return float(((a - b).abs().max() / scale).item())
-
-    row: dict[str, Any] = {'length': length, 'step': step, 'ours_to_fp32': off(ours, judge),
-                           'transformers_to_fp32': None, 'ours_to_transformers': None,
+    row: dict[str, Any] = {'length': length, 'step': step,
                            'same_greedy_token': int(ours.argmax()) == int(judge.argmax())}
+    found = off(ours, judge)
+    row['ours_to_fp32_norm'], row['ours_to_fp32'] = found
     if theirs is None:
-        row['passed'] = row['ours_to_fp32'] < EXACT
-        return row
-    row.update(transformers_to_fp32=off(theirs, judge), ours_to_transformers=off(ours, theirs))
-    row['passed'] = (row['ours_to_transformers'] < ROUNDED and row['ours_to_fp32']
-                     <= max(FACTOR * row['transformers_to_fp32'], 0.02))
-    return row
+        row.update(transformers_to_fp32=None, ours_to_transformers=None)
+        return {**row, 'passed': max(found) < EXACT}
+    usual = off(theirs, judge)
+    row['transformers_to_fp32_norm'], row['transformers_to_fp32'] = usual
+    row['ours_to_transformers_norm'], row['ours_to_transformers'] = off(ours, theirs)
+    return {**row, 'passed': all(a <= max(NEAR, factor * b)
+                                 for a, b, factor in zip(found, usual, FACTORS, strict=True))}
