@@ -388,16 +388,25 @@ class Engine:
         self._sessions.check_idle(self._sessions.find(session), 'restore')
         if found.tokens and not found.position:
             raise InvalidArgument(f'capsule {capsule!r} would reuse nothing; prefill it again.')
-        frozen = self.store.promote(found)
-        if self._sessions.find(session) is self._sessions.live:
-            target = self._sessions.live
-            copied = self._sessions.assign(target, frozen, found.host, found.id, seed)
-        else:
-            with self.lineage.pool.holding(frozen), self._sessions.obtaining(session) as target:
-                copied = self._sessions.assign(target, frozen, found.host, found.id, seed)
+        copied = self._restore(found, session, seed)
+        target = self._sessions.get(session)
         self._counts['restores'] += 1
         return RestoreResult(self.store.info(found), target.epoch, found.position, copied,
                              time.monotonic() - begin)
+
+    def _restore(self, found: Capsule, session: str, seed: int | None) -> int:
+        if found.frozen is None and self._sessions.running is None:
+            with self.store.beside(found) as place:
+                if place is not None:
+                    frozen, pool, block = place
+                    with self._sessions.obtaining(session) as target:
+                        return self._sessions.assign(target, frozen, found.host, found.id, seed,
+                                                     pool, block)
+        frozen = self.store.promote(found)
+        if self._sessions.find(session) is self._sessions.live:
+            return self._sessions.assign(self._sessions.live, frozen, found.host, found.id, seed)
+        with self.lineage.pool.holding(frozen), self._sessions.obtaining(session) as target:
+            return self._sessions.assign(target, frozen, found.host, found.id, seed)
 
     def fork(self, capsule: str = '', *, source_session: str = '', sessions: Sequence[str],
              seeds: Sequence[int] = ()) -> ForkResult:

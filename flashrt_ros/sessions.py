@@ -17,7 +17,7 @@ from flashrt_ros import sampling
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.names import check_name
-from flashrt_ros.capsule.pool import Frozen
+from flashrt_ros.capsule.pool import Frozen, Pool
 from flashrt_ros.capsule.tiering import Tiers
 from flashrt_ros.errors import Busy, Capacity, DeviceFault, UnknownSession
 from flashrt_ros.results import SessionInfo
@@ -153,11 +153,14 @@ class Sessions:
         return copied
 
     def assign(self, session: Session, frozen: Frozen, host: HostState, parent_id: str,
-               seed: int | None) -> int:
+               seed: int | None, source: Pool | None = None, kept: Frozen | None = None) -> int:
         """
         Put a session at a frozen boundary and make it live; return the bytes copied.
 
         While a session generates, this one is only pointed there.
+
+        :param source: the pool of the boundary, if it is not the device's; nobody generates then.
+        :param kept: instead of the boundary, what the session keeps of it in the device's pool.
         """
         copied = 0
         if self.running is not None:
@@ -165,12 +168,12 @@ class Sessions:
             return 0
         if session is not self.live:
             copied += self._park()
-        copied += self._lineage.restore(frozen)
+        copied += self._lineage.restore(frozen, source)
         self._settle(session)
         if seed is not None:
             self._reseed(seed)
         session.reseed = None
-        session.become(host, parent_id, frozen, self.next_epoch())
+        session.become(host, parent_id, frozen if source is None else kept, self.next_epoch())
         return copied
 
     def point(self, session: Session, frozen: Frozen, host: HostState, parent_id: str,

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from flashrt_ros.arena import Arena, Buffer, Manifest, Role
+from flashrt_ros.capsule.lane import Lane
 from flashrt_ros.capsule.lineage import Lineage, runs
 from flashrt_ros.capsule.pool import Pool
+from flashrt_ros.capsule.transfer import bring
 from flashrt_ros.errors import Capacity
 
 CAPACITY = 400
@@ -94,6 +96,113 @@ def walk(lineage: Lineage, seed: int, steps: int) -> bool:
     for light in lights:
         lineage.pool.release_block(light[1])
     return True
+
+
+def walk_abroad(seed: int, steps: int) -> bool:
+    """As :func:`walk`, with a second pool in the same memory that capsules go down and up to."""
+    rng, lineage = random.Random(seed), make()
+    torch.manual_seed(seed)
+    here, lane = lineage.pool, Lane(torch.device('cpu'))
+    there = Pool(here.manifest, 1 << 20)
+    capsules: list[list] = []  # [in the own pool or None, in the other or None, live bytes]
+    lights: list[tuple[int, int, list]] = []  # (position, block, live bytes)
+
+    def lower(row: int) -> None:
+        for light in [x for x in lights if x[0] > row]:
+            here.release_block(light[1])
+            lights.remove(light)
+    for _ in range(steps):
+        action = rng.choice(['write', 'write', 'save', 'restore', 'restore', 'down', 'up', 'drop',
+                             'forget', 'keep', 'back'])
+        position = lineage.arena.position
+        capsule = rng.choice(capsules) if capsules else None
+        if action == 'write' and position < CAPACITY:
+            lower(position)
+            write(lineage, rng.randint(1, min(90, CAPACITY - position)))
+        elif action == 'save':
+            capsules.append([lineage.save()[0], None, live(lineage)])
+        elif action == 'forget':
+            lineage.forget()
+        elif action == 'keep':
+            lights.append((position, lineage.keep(), live(lineage)))
+        elif action == 'back' and lights:
+            _, block, expected = rng.choice(lights)
+            lineage.put_back(block)
+            if not same(live(lineage), expected):
+                return False
+        elif capsule is None:
+            continue
+        elif action == 'restore':
+            frozen, far, expected = capsule
+            lower(-1)
+            if far is not None and (frozen is None or rng.random() < 0.5):
+                lineage.restore(far, there)
+            else:
+                lineage.restore(frozen)
+            if not same(live(lineage), expected):
+                return False
+        elif action == 'down' and capsule[0] is not None:
+            if capsule[1] is None:
+                capsule[1], _ = bring(here, capsule[0], there, lambda take: take(), lane)
+            here.release(capsule[0])
+            capsule[0] = None
+        elif action == 'up' and capsule[0] is None:
+            capsule[0], _ = bring(there, capsule[1], here, lambda take: take(), lane)
+        elif action == 'drop':
+            capsules.remove(capsule)
+            for pool, frozen in zip((here, there), capsule, strict=False):
+                if frozen is not None:
+                    pool.release(frozen)
+        for pool in (here, there):
+            held = pool.page_ids.uids[pool.page_ids.references > 0]
+            assert len(set(held.tolist())) == len(held), 'one uid stands for two pages'
+    for frozen, far, expected in capsules:
+        lineage.restore(frozen or far, here if frozen else there)
+        if not same(live(lineage), expected):
+            return False
+        for pool, one in ((here, frozen), (there, far)):
+            if one is not None:
+                pool.release(one)
+    lower(-1)
+    lineage.forget()
+    assert here.free() == (here.block_ids.count, here.page_ids.count)
+    assert there.free() == (there.block_ids.count, there.page_ids.count)
+    return True
+
+
+def test_random_sequences_over_two_pools_equal_full_copies():
+    """Case 28 where the host tier lies in the same memory: 150 sequences of 80 operations."""
+    for seed in range(150):
+        assert walk_abroad(seed, 80), f'sequence {seed} restored other bytes'
+
+
+def test_without_the_write_rule_two_pools_notice(monkeypatch):
+    monkeypatch.setattr(Arena, 'will_write', lambda self, row: None)
+    assert any(not walk_abroad(seed, 80) for seed in range(40))
+
+
+def test_a_page_saved_from_abroad_never_stands_for_a_fuller_one():
+    """B lies below A on one page of the other pool; B is saved here, then A comes up."""
+    lineage, lane = make(), Lane(torch.device('cpu'))
+    here = lineage.pool
+    there = Pool(here.manifest, 1 << 20)
+    write(lineage, 80)
+    light = lineage.keep()
+    write(lineage, 20)
+    a, expected = lineage.save()[0], live(lineage)
+    lineage.put_back(light)
+    b = lineage.save()[0]
+    assert a.pages.tolist() == b.pages.tolist()
+    far = [bring(here, one, there, lambda take: take(), lane)[0] for one in (a, b)]
+    for one in (a, b):
+        here.release(one)
+    lineage.restore(far[1], there)
+    for plane in (*lineage.arena.rows.planes, *here.rows.planes):
+        plane[:, 80:].fill_(0xEE)
+    lineage.save()
+    a, _ = bring(there, far[0], here, lambda take: take(), lane)
+    lineage.restore(a)
+    assert same(live(lineage), expected)
 
 
 def test_random_sequences_equal_full_copies():

@@ -77,7 +77,9 @@ def audit(store: Store, others: Iterable[Frozen], blocks: Iterable[int]) -> None
     device = [c.frozen for c in held if c.frozen is not None]
     _check('device', pool, [*device, *others], blocks, store.lineage.trail)
     if store.host is not None:
-        _check('host', store.host, [c.on_host for c in held if c.on_host], (), ())
+        abroad = store.lineage.abroad
+        _check('host', store.host, [c.on_host for c in held if c.on_host], (),
+               abroad[1] if abroad else ())
     if store.files is not None:
         usage = store.files.tier.usage()
         missing = [c.name for c in store.capsules() if c.on_disk and c.name not in usage]

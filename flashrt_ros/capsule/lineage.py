@@ -12,6 +12,10 @@ Two details carry the correctness. Whoever writes row *i* lowers ``clean`` to *i
 write, since a rollback followed by new tokens puts other bytes below a later position; rolling back
 alone lowers nothing. And the trail holds references to its pages, so that a page id can never be
 reused while somebody may still compare it.
+
+Where another pool lies in the same memory (the host tier of a CPU), a restore reads it directly:
+the trail is then *abroad*. Pages are the same wherever their uids are, so a restore compares those,
+and the next save holds what the own pool has of them and fills the rest under the same uids.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ import torch
 from flashrt_ros.arena import Arena, wide
 from flashrt_ros.capsule import faults
 from flashrt_ros.capsule.pool import Frozen, PAGE, Pages, pages_for, Pool
+from flashrt_ros.capsule.transfer import Place, spans
 
 
 class Mover(Protocol):
@@ -48,6 +53,8 @@ class Lineage:
         self.arena = arena
         self.pool = pool
         self.trail: Pages = np.empty(0, dtype=np.int64)
+        #: instead of the trail: another pool and the pages there, with a reference to each
+        self.abroad: tuple[Pool, Pages] | None = None
         self._guard = torch.zeros_like(arena.fixed)
         #: on a device: copies a block and rows by a table of pages, in one launch
         self.mover: Mover | None = None
@@ -61,6 +68,8 @@ class Lineage:
         arena, position = self.arena, self.arena.position
         clean = min(arena.clean, position)
         shared = pages_for(position) if clean == position else clean // PAGE
+        if self.abroad is not None:
+            return self._save_from_abroad(*self.abroad, position, shared)
         with self.pool.taking(pages_for(position) - shared) as (block, fresh):
             faults.point('save.block')
             start = shared * PAGE
@@ -76,10 +85,34 @@ class Lineage:
         self._follow(pages, position)
         return Frozen(position, block, pages), copied
 
-    def restore(self, frozen: Frozen) -> int:
-        """Make a frozen boundary the live one; return the bytes copied."""
-        arena = self.arena
-        start = min(self.common(frozen) * PAGE, arena.clean, frozen.position)
+    def _save_from_abroad(self, pool: Pool, pages: Pages, position: int,
+                          shared: int) -> tuple[Frozen, int]:
+        """Save where ``shared`` pages equal another pool's; some of them may be in this one."""
+        uids = np.zeros(pages_for(position), dtype=np.int64)
+        uids[:shared] = pool.page_ids.uids[pages[:shared]]
+        if shared * PAGE > position:
+            uids[-1] = 0  # only as full as this boundary needs it: no page of that uid
+        with Place(self.pool, (0, uids), lambda take: take()) as place:
+            faults.point('save.block')
+            copied = self._copy_block(self.pool.blocks[place.block], self.arena.fixed)
+            for first, second, count in spans(np.flatnonzero(place.missing),
+                                              place.pages[place.missing]):
+                faults.point('save.rows')
+                copied += self.pool.rows.copy_from(
+                    self.arena.rows, first * PAGE, second * PAGE,
+                    min(count * PAGE, position - first * PAGE))
+            place.name(uids[place.missing], 0)
+        self._follow(place.pages, position)
+        return Frozen(position, place.block, place.pages), copied
+
+    def restore(self, frozen: Frozen, source: Pool | None = None) -> int:
+        """
+        Make a frozen boundary the live one; return the bytes copied.
+
+        :param source: the pool it is in, in the same memory; the own one by default.
+        """
+        arena, pool = self.arena, source or self.pool
+        start = min(self._same(frozen, pool) * PAGE, arena.clean, frozen.position)
         faults.point('restore.check')
         arena.will_write(start)
         copied = 0
@@ -91,15 +124,28 @@ class Lineage:
             else:
                 for row, place, count in runs(frozen.pages, 0, frozen.position, start):
                     faults.point('restore.rows')
-                    copied += arena.rows.copy_from(self.pool.rows, place, row, count)
+                    copied += arena.rows.copy_from(pool.rows, place, row, count)
                 faults.point('restore.block')
-                copied += self._copy_block(arena.fixed, self.pool.blocks[frozen.block])
+                copied += self._copy_block(arena.fixed, pool.blocks[frozen.block])
         except BaseException:
             arena.valid = False  # rows of the old state may be gone: refuse to go on from here
             raise
-        self._follow(frozen.pages, frozen.position)
+        if pool is self.pool:
+            self._follow(frozen.pages, frozen.position)
+        else:
+            self._follow_abroad(pool, frozen)
         arena.mirror, arena.valid = frozen.position, True
         return copied
+
+    def _same(self, frozen: Frozen, pool: Pool) -> int:
+        """Return how many leading pages of a boundary hold what the live rows came from."""
+        if self.abroad is None and pool is self.pool:
+            return self.common(frozen)
+        there, pages = self.abroad or (self.pool, self.trail)
+        length = min(len(pages), len(frozen.pages))
+        differs = np.flatnonzero(there.page_ids.uids[pages[:length]]
+                                 != pool.page_ids.uids[frozen.pages[:length]])
+        return int(differs[0]) if len(differs) else length
 
     def common(self, frozen: Frozen) -> int:
         """Return how many leading pages the trail and a frozen boundary share."""
@@ -148,11 +194,24 @@ class Lineage:
 
     def _follow(self, pages: Pages, position: int) -> None:
         """Make ``pages`` the trail, with a reference to each, and all live rows clean."""
+        self._leave_abroad()
         if pages is not self.trail:
             self.pool.hold_pages(pages)
             old, self.trail = self.trail, pages
             self.pool.release_pages(old)
         self.arena.clean = position
+
+    def _follow_abroad(self, pool: Pool, frozen: Frozen) -> None:
+        """As :meth:`_follow`, where the pages are another pool's."""
+        pool.hold_pages(frozen.pages)
+        self.forget()
+        self.abroad = pool, frozen.pages
+        self.arena.clean = frozen.position
+
+    def _leave_abroad(self) -> None:
+        if self.abroad is not None:
+            (pool, pages), self.abroad = self.abroad, None
+            pool.release_pages(pages)
 
     @staticmethod
     def _copy_block(target: torch.Tensor, source: torch.Tensor) -> int:

@@ -10,7 +10,8 @@ thrown away to make room in memory: the save is refused instead, before anything
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 import threading
 import time
@@ -215,8 +216,11 @@ class Tiers:
                 # Those that are on the device as well leave first: nothing is lost by it.
                 able = sorted((c for c in self._all() if self._leaves_host(c)),
                               key=lambda c: c.frozen is None)
-                leaving = choose(ids, [(_bound(self._leave_host, c), _places(c.on_host, full))
-                                       for c in able], full.wanted)
+                candidates: list[tuple[Shed, Pages]] = [
+                    (_bound(self._leave_host, c), _places(c.on_host, full)) for c in able]
+                if full.what == 'pages' and self.lineage.abroad is not None:
+                    candidates.append((self.lineage.forget, self.lineage.abroad[1]))
+                leaving = choose(ids, candidates, full.wanted)
                 if not leaving:
                     raise
                 for leave in leaving:
@@ -269,10 +273,8 @@ class Tiers:
 
         :raises Corrupt, Incompatible, Storage, Capacity: by what is wrong with its file.
         """
-        with self._lock:
-            if self._capsules.get(capsule.name) is capsule:
-                self._capsules.move_to_end(capsule.name)
-            capsule.used, capsule.moving = time.time(), True  # hands off while it is under way
+        self._touch(capsule)
+        capsule.moving = True  # hands off while it is under way
         try:
             if capsule.frozen is None:
                 if capsule.on_host is not None and self.host is not None:
@@ -285,6 +287,40 @@ class Tiers:
         if capsule.file is not None and self.files is not None:
             self.files.remove(capsule)  # a session that is named is about to go on: it is stale
         return capsule.frozen
+
+    def _touch(self, capsule: Capsule) -> None:
+        with self._lock:
+            if self._capsules.get(capsule.name) is capsule:
+                self._capsules.move_to_end(capsule.name)
+            capsule.used = time.time()
+
+    @contextmanager
+    def beside(self, capsule: Capsule) -> Iterator[tuple[Frozen, Pool, Frozen | None] | None]:
+        """
+        Yield where a capsule can be restored from without coming up, or None where it must.
+
+        That is the host tier of a CPU: it is the same memory, so coming up would only be one more
+        copy. The capsule counts as used and stays put for the ``with`` block.
+
+        :return: the boundary, the pool it is in, and its fixed block in the device's pool for a
+            session to keep (None where there is no room for it).
+        """
+        host, frozen = self.host, capsule.on_host
+        if capsule.frozen is not None or frozen is None or host is None or (
+                host.blocks.device != self.pool.blocks.device):
+            yield None
+            return
+        self._touch(capsule)
+        with host.holding(frozen):
+            block: Frozen | None = None
+            with suppress(PoolFull):
+                block, _ = bring(host, Frozen(frozen.position, frozen.block, frozen.pages[:0]),
+                                 self.pool, self.make_room, self.lane)
+            try:
+                yield frozen, host, block
+            finally:
+                if block is not None:
+                    self.pool.release(block)
 
     def _read(self, capsule: Capsule, **where: Any) -> Image:
         if self.disk is None:
