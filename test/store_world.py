@@ -8,7 +8,7 @@ from flashrt_ros.engine import GenerateRequest
 from flashrt_ros.errors import Capacity, ContextFull
 
 VERBS = ('append', 'append', 'generate', 'generate', 'save', 'save', 'restore', 'restore', 'fork',
-         'fork_live', 'rollback', 'rollback', 'drop', 'demote', 'persist', 'pin', 'unpin', 'unpin',
+         'fork_live', 'rollback', 'rollback', 'drop', 'demote', 'sink', 'persist', 'pin', 'unpin', 'unpin',
          'close')
 LENGTHS = (1, 2, 3, 5, 8, 20, 33, 60, 63, 64, 65, 90, 100, 130, 200, 511, 512, 513)
 SETTINGS = ({}, {'temperature': 0.9}, {'temperature': 0.7, 'seed': 3}, {'temperature': 0.0})
@@ -126,6 +126,12 @@ class World:
 
     def demote(self):
         self.attempt(self.engine.demote, self.capsule())
+
+    def sink(self):
+        """Move a parked session down a tier."""
+        parked = self.engine.session(self.session()).parked
+        if parked is not None:
+            self.attempt(self.engine.store.demote, parked)
 
     def persist(self):
         self.engine.persist(self.capsule())

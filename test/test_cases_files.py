@@ -170,6 +170,20 @@ def test_case_23_soft_fields_load_and_say_so(directory):
         engine.close()
 
 
+def test_case_23_the_table_of_refusals():
+    """``tools/refusals.py`` finds no field that is let through, and the page says what it says."""
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, str(root / 'tools' / 'refusals.py')],
+                          capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+    def told(text):
+        rows = [line.strip('| ').split(' | ') for line in text.splitlines()
+                if line.startswith('|')]
+        return [(row[0], row[1], row[-1]) for row in rows]
+    assert told(done.stdout) == told((root / 'docs' / 'refusals.md').read_text('utf-8'))
+
+
 def test_the_fields_of_the_fingerprint_are_all_tried(directory):
     engine = build(directory=str(directory))
     assert set(engine.fingerprint.soft) - {'cupy'} <= set(SOFT)
