@@ -8,8 +8,8 @@ from flashrt_ros.engine import GenerateRequest
 from flashrt_ros.errors import Capacity, ContextFull
 
 VERBS = ('append', 'append', 'generate', 'generate', 'save', 'save', 'restore', 'restore', 'fork',
-         'fork_live', 'rollback', 'rollback', 'drop', 'demote', 'sink', 'persist', 'pin', 'unpin', 'unpin',
-         'close')
+         'fork_live', 'rollback', 'rollback', 'drop', 'demote', 'sink', 'persist', 'pin', 'unpin',
+         'unpin', 'close')
 LENGTHS = (1, 2, 3, 5, 8, 20, 33, 60, 63, 64, 65, 90, 100, 130, 200, 511, 512, 513)
 SETTINGS = ({}, {'temperature': 0.9}, {'temperature': 0.7, 'seed': 3}, {'temperature': 0.0})
 SESSIONS = ('default', 'a', 'b')
