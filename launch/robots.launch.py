@@ -5,7 +5,7 @@ Start a node for each of several robots, in one ROS domain.
     ros2 launch flashrt_ros robots.launch.py robots:=alpha,beta,gamma params_file:=fleet.yaml
 
 Each has a namespace of its own: /robot1/flashrt, /robot2/flashrt; and its own diagnostics topic,
-/robot1/diagnostics, since all nodes carry the same name in there.
+/robot1/diagnostics, for those who look at one robot.
 """
 
 from launch.actions import (
