@@ -13,7 +13,7 @@ import sys
 import time
 
 import codec_cases
-from engine_cases import build, digest, ids, say
+from engine_cases import build, DEVICE, digest, ids, say
 import pytest
 
 from flashrt_ros.capsule import atomic, codec, faults
@@ -108,7 +108,7 @@ def test_case_22_a_rejected_file_leaves_the_live_state(saved, directory, damage,
 HARD = ('weights', 'architecture.rope_theta', 'architecture.num_layers', 'dtype',
         'manifest.order', 'manifest.buffers.logits', 'layout_version', 'tokenizer', 'adapter')
 SOFT = ('device', 'kernel_sources', 'model_sources', 'package', 'torch', 'numpy', 'threads',
-        'cpu_capability', 'grid')
+        'cpu_capability', 'grid', *(['cuda_sources'] if DEVICE == 'cuda' else []))
 
 
 def changed(part, path):

@@ -461,7 +461,7 @@ def changes_a_weight_there(engine):
 
 
 def writes_a_free_page(engine):
-    engine.lineage.pool.rows.planes[0][0, -1] ^= 1
+    engine.lineage.pool.rows.planes[0][0, -1] += 1
 
 
 def keeps_device_memory(engine):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 import gc
+import json
 from typing import Annotated, Any
 
 import typer
@@ -84,8 +86,8 @@ def ttft(
         pool_bytes=_pool(pool_mib, model, dtype, device, context, 2 * context))
     reference, sentence = _oracle(engine, oracle)
     peak = _peak(engine)
-    rows = [measure.row(engine, reference, length, tail, repeats, seed, peak)
-            for length in prefixes for tail in suffixes]
+    rows = _rows(measure.row(engine, reference, length, tail, repeats, seed, peak)
+                 for length in prefixes for tail in suffixes)
     return _report(engine, 'first token, milliseconds (medians)', rows, as_json, seed, sentence, {
         'prefix': 'prefix', 'cold_ms': 'cold', 'transformers_ms': 'transformers',
         'capsule_ms': 'capsule', 'capsule_p99_ms': 'its p99', 'suffix_0_ms': 'no suffix',
@@ -111,7 +113,7 @@ def capsule(
         model, dtype=dtype, device=device, threads=threads, context=context,
         pool_bytes=_pool(pool_mib, model, dtype, device, context, 5 * context))
     peak = _peak(engine)
-    rows = [measure.row(engine, place, repeats, seed) for place in positions]
+    rows = _rows(measure.row(engine, place, repeats, seed) for place in positions)
     return _report(engine, 'verbs, milliseconds (medians)', rows, as_json, seed, '', {
         'position': 'position', 'bytes': 'bytes', 'memcpy_ms': 'memcpy',
         'restore_full_ms': 'full restore', 'full_over_memcpy': '/ memcpy', 'save_ms': 'full save',
@@ -144,7 +146,8 @@ def store(
             pool_bytes=_pool(pool_mib, model, dtype, device, context, 4 * context),
             host_bytes=host)
         peak = _peak(engine)
-        rows = [measure.row(engine, Path(place), where, repeats, seed) for where in positions]
+        rows = _rows(measure.row(engine, Path(place), where, repeats, seed)
+                     for where in positions)
         return _report(engine, 'tiers, milliseconds (medians) and ratios to the raw medium', rows,
                        as_json, seed, '', {
                            'position': 'position', 'bytes': 'bytes',
@@ -173,8 +176,8 @@ def decode(
 ) -> int:
     """Tokens a second, ours and transformers with its cache, in alternating blocks."""
     from flashrt_ros.cli.benchmarks import decode as measure
-    positions, most = _numbers(position, '--position', 1), tokens or 256
-    context = _context(max(positions) + most)
+    positions = _numbers(position, '--position', 1)
+    context = _context(max(positions) + max(tokens, 256))
     engine = open_engine(
         model, dtype=dtype, device=device, threads=threads, context=context,
         pool_bytes=_pool(pool_mib, model, dtype, device, context, 2 * context))
@@ -185,8 +188,9 @@ def decode(
         fast = Compiled(reference.model, context)
     gc.collect()
     gc.freeze()  # as the node does: a collection is no part of a token
-    rows = [measure.row(engine, reference, fast, place, tokens or (256 if peak else 48), repeats,
-                        seed, peak) for place in positions]
+    count = tokens or (256 if peak else 48)
+    rows = _rows(measure.row(engine, reference, fast, place, count, repeats, seed, peak)
+                 for place in positions)
     return _report(engine, 'decoding (medians a token)', rows, as_json, seed, sentence, {
         'position': 'position', 'tokens_per_second': 'tokens/s', 'token_ms': 'ms a token',
         'token_p99_ms': 'p99', 'transformers_tokens_per_second': 'transformers tokens/s',
@@ -233,6 +237,15 @@ def _oracle(engine: Any, wanted: bool) -> tuple[Any, str]:
         return None, 'not compared: --no-transformers'
     from flashrt_ros.cli.benchmarks import oracle
     return oracle.load(engine)
+
+
+def _rows(measured: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Collect rows; each is told as it comes, so that a run that is cut short leaves some."""
+    rows = []
+    for row in measured:
+        rows.append(row)
+        output.log(f'measured: {json.dumps(row)}')
+    return rows
 
 
 def _report(engine: Any, title: str, rows: list[dict[str, Any]], as_json: bool, seed: int,
