@@ -8,7 +8,8 @@ A plan does two things and both leave a committed boundary behind:
   then folds it. So there is never a pending token, and a restored capsule's first token needs the
   sampler alone.
 
-``append`` of a single token folds exactly as a step does, which is what replays rely on.
+``append`` of up to ``block`` tokens folds exactly as steps do, which is what replays rely on. Where
+that is more than one, ``verify(draft)`` takes the steps that a draft foresees in one pass.
 """
 
 from __future__ import annotations
@@ -65,12 +66,16 @@ class Plan(Protocol):
 
     arena: Arena
     grid: int
+    block: int  # tokens that an append folds with the bits of as many steps
 
     def append(self, ids: Sequence[int]) -> None:
         """Fold up to ``grid`` known tokens."""
 
     def step(self, emit: Callable[[int], None] | None = None) -> int:
         """Sample, emit, fold; return the token."""
+
+    def verify(self, draft: Sequence[int], emit: Callable[[int], bool | None]) -> int:
+        """Take the steps that a draft foresees, at least one; return how many."""
 
 
 class EagerPlan:
@@ -79,6 +84,8 @@ class EagerPlan:
 
     :raises DeviceFault: from both verbs, if the arena was marked invalid by an earlier fault.
     """
+
+    block = 1  # library products give other bits for another number of rows
 
     def __init__(self, model: Foldable, arena: Arena, grid: int = GRID) -> None:
         self.arena = arena
@@ -127,6 +134,22 @@ class EagerPlan:
         self._fold(self._mailbox.to(torch.int64), position)
         self._counter.add_(1)
         return token
+
+    def verify(self, draft: Sequence[int], emit: Callable[[int], bool | None]) -> int:
+        """
+        Take the steps that a draft foresees, at least one, one by one.
+
+        :param draft: guesses of the next tokens.
+        :param emit: takes each token; True ends it with that token.
+        :return: number of steps taken.
+        :raises InvalidArgument, DeviceFault: as :meth:`step`.
+        """
+        for taken, guess in enumerate(draft or (-1,), 1):
+            ended: list[bool | None] = []
+            token = self.step(lambda token, ended=ended: ended.append(emit(token)))
+            if ended[0] or token != guess or self.arena.position == self.arena.capacity:
+                break
+        return taken
 
     @property
     def aside(self) -> Callable[[], None] | None:

@@ -15,7 +15,7 @@ import types
 
 import torch
 
-from flashrt_ros.cuda import compiler, copies, decode, driver, plan, prefill
+from flashrt_ros.cuda import compiler, copies, decode, driver, front, plan, prefill
 
 COMPILER = shutil.which('g++')
 HERE = Path(__file__).parent / 'emulator'
@@ -26,7 +26,8 @@ CACHE = Path(tempfile.gettempdir()) / 'flashrt-emulator'
 def without_assembler(text: str) -> str:
     """Cut out functions that hold inline assembler or are its counterparts; device.h has them."""
     names = '|'.join(('pack_bf16', 'load_once', 'start_next', 'wait_inputs', 'shared_at',
-                      'copy_async', 'commit', 'arrive', 'matrices', 'matrices_turned', 'multiply'))
+                      'copy_async', 'commit', 'arrive', 'matrices', 'matrices_turned', 'multiply',
+                      'fast_exp', 'fast_inverse'))
     pattern = re.compile(rf'^(template <int PENDING> )?DEVICE \w+ ({names})\(', re.MULTILINE)
     while match := pattern.search(text):
         at, depth = text.index('{', match.start()), 0
@@ -110,7 +111,7 @@ class Event:
 
 def install(patch) -> None:
     """Put the emulator where the device would be; `patch` is pytest's monkeypatch."""
-    for module in (decode, prefill, plan, copies):
+    for module in (decode, prefill, front, copies):
         patch.setattr(module, 'Launch', Launch)
     for module in (plan, copies):
         patch.setattr(module, 'Toolbox', Toolbox)

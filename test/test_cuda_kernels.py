@@ -109,6 +109,64 @@ def test_steps_agree_with_the_reference(monkeypatch):
     close(plan, reference, 2e-5)
 
 
+@pytest.fixture(scope='module', params=['float32', 'bfloat16'])
+def short(request):
+    """Return a plan of two layers, a delta rule and an attention."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(Qwen35.presets, 'short', {**Qwen35.presets['tiny'], 'num_hidden_layers': 2})
+        yield plans(patch, request.param, 'random:short')[0]
+
+
+def rewind(plan, storage: torch.Tensor) -> None:
+    plan.arena.storage.copy_(storage)
+    plan.arena.mirror = None
+
+
+def test_a_block_of_tokens_has_the_bits_of_as_many_steps(short):
+    """Also across splits of the attention: at 64 rows, and at 32 in fp32."""
+    plan, ids = short, [(11 * i) % 512 for i in range(90)]
+    assert plan.block == 4
+    plan.arena.reset()
+    plan.append(ids[:60 if plan.arena['layers.1.k'].element_size() == 2 else 28])
+    at, start = plan.arena.position, plan.arena.storage.clone()
+    for count in (3, 4, 2):
+        rewind(plan, start)
+        for token in ids[at:at + count]:
+            plan.append([token])
+        one_by_one = plan.arena.storage.clone()
+        rewind(plan, start)
+        plan.append(ids[at:at + count])
+        assert torch.equal(plan.arena.storage, one_by_one), count
+        at, start = at + count, one_by_one
+
+
+@pytest.mark.parametrize('settings', [(0.0, 0, 1.0), (0.9, 40, 0.95)])
+def test_a_draft_leaves_what_steps_leave(short, settings):
+    """Case 12 on the kernels of the device: of a block of four none to all guesses hold."""
+    plan = short
+    plan.arena.reset()
+    plan.append([(7 * i) % 512 for i in range(31)])
+    sampling.write(plan.arena, sampling.Sampling(*settings, seed=9), 5)
+    start, true, after = plan.arena.storage.clone(), [], []
+    for _ in range(4):
+        true.append(plan.step())
+        after.append([part.clone() for part in plan.arena.live_bytes()])
+    for right in range(5):
+        rewind(plan, start)
+        draft = [*true[:right], *((token + 1) % 512 for token in true[right:])]
+        said: list[int] = []
+        taken = plan.verify(draft, said.append)
+        assert taken == len(said) == max(1, right) and said == true[:taken]
+        for ours, theirs in zip(plan.arena.live_bytes(), after[taken - 1], strict=True):
+            assert torch.equal(ours, theirs), right
+    rewind(plan, start)
+    said.clear()
+    assert plan.verify(true, lambda token: said.append(token) or token == true[1]) == 2
+    assert plan.step() == true[2]  # ended by whoever takes the tokens; and it goes on from there
+    for ours, theirs in zip(plan.arena.live_bytes(), after[2], strict=True):
+        assert torch.equal(ours, theirs)
+
+
 @pytest.fixture(scope='module', params=[4096, 24], ids=['listed', 'many'])
 def sampling_plan(request):
     """With room for so many candidates; where they are more, all blocks select together."""
@@ -134,7 +192,7 @@ def test_the_sampler_agrees_with_the_reference(sampling_plan, settings, ties):
         expected = sampling.sample(plan.arena)
         plan._sample()
         assert plan.arena['mailbox'].item() == expected
-        assert int(plan._word[0]) & 0xffffffff == expected
+        assert int(plan.mail.box[0]) & 0xffffffff == expected
 
 
 def test_the_copy_kernel_keeps_the_rule_of_the_lineage(monkeypatch):

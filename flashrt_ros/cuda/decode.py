@@ -1,9 +1,13 @@
 """
-One token: the launches that run a model over an arena, in order.
+One token, or a block of a few: the launches that run a model over an arena, in order.
 
 Five launches a layer pair (normed product, mixer, product with residual, gated product, product
 with residual), each the CUDA form of a cut in ``kernels/``. The residual stream and everything
 between two launches is fp32 in work space that belongs to no state.
+
+A block reads the weights once for all its tokens, and each token gets the bits of a step: sums run
+in the same order. With a :class:`Ladder` the state stays as it is, and the ladder takes the fixed
+block as it would be after each token; a row that turns out to be wrong lies behind the position.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from flashrt_ros.models.layers.mlp import GatedMLP
 #: rows of a block of the attention in bfloat16, half as many in fp32: fixed, so that bits depend on
 #: the position only
 SPLIT = 64
+BLOCK = 4  # tokens of a block where shared memory has room for their inputs
 #: bytes of the product to come that are asked for while the memory would idle; from here on more
 #: gains nothing (`tools/gpu/check.py --sections ahead`)
 AHEAD = 2 << 20
@@ -105,34 +110,41 @@ class Weights:
             (q + 1).expand(layer.heads, -1), k.expand(layer.kv_heads, -1))))
 
 
+class Ladder:
+    """Fixed blocks as they would be after each token of a block; no part of any state."""
+
+    def __init__(self, arena: Arena, tokens: int) -> None:
+        self.blocks = torch.zeros(tokens, arena.manifest.fixed_bytes, dtype=torch.uint8,
+                                  device=arena.device)
+        self._arena = arena
+
+    def at(self, name: str) -> tuple[Tensor, ctypes.c_int64]:
+        """Return a buffer of the first block, and how many of its elements a block is apart."""
+        like, offset = self._arena[name], self._arena.manifest.offsets[name]
+        first = self.blocks[0, offset:offset + like.nbytes].view(like.dtype).view(like.shape)
+        return first, ctypes.c_int64(self.blocks.shape[1] // like.element_size())
+
+
 class Decode:
     """
-    The launches of one token.
+    The launches of one token, or of a block.
 
-    :ivar x: ``[hidden]`` fp32 residual stream; whoever embeds writes it first.
+    :param tokens: of a block; 1 for a step.
+    :param count: int64 scalar on the device, the live tokens of a block.
+    :param ladder: takes the fixed block after each token; else the state moves on in place.
+    :ivar x: ``[tokens, hidden]`` fp32 residual stream; whoever embeds writes it first.
     """
 
-    def __init__(self, model, arena: Arena, weights: Weights, tools: Toolbox,
-                 x: Tensor | None = None) -> None:
+    def __init__(self, model, arena: Arena, weights: Weights, tools: Toolbox, tokens: int = 1,
+                 count: Tensor | None = None, ladder: Ladder | None = None,
+                 like: Decode | None = None) -> None:
         self.arena, self.weights, self.tools = arena, weights, tools
-        config = model.config
-        widest, joined = config.hidden, 1
-        for layer in model.layers:
-            if isinstance(layer, GatedDeltaNet):
-                values = layer.value_heads * layer.value_dim
-                widest = max(widest, layer.channels + values + 2 * layer.value_heads)
-                joined = max(joined, values)
-            elif isinstance(layer, GatedAttention):
-                widest = max(widest, 2 * (layer.heads + layer.kv_heads) * layer.head_dim)
-                joined = max(joined, layer.heads * layer.head_dim)
-            elif isinstance(layer, GatedMLP):
-                widest = max(widest, layer.intermediate)
-        device = arena.device
-        self.x = torch.zeros(config.hidden, device=device) if x is None else x
-        self._wide = torch.zeros(widest, device=device)
-        self._mixed = torch.zeros(joined, device=device)
-        self._squares = torch.zeros(joined // 16, device=device)  # a slice has 16 columns or more
-        self._attention_work: tuple[Tensor, ...] | None = None
+        self.tokens, self.count, self.ladder = tokens, count, ladder
+        if like is None:
+            self._make_room(model)
+        else:
+            self.x, self._wide, self._mixed = like.x, like._wide, like._mixed
+            self._squares, self._attention_work = like._squares, like._attention_work
         self.layers: list[Launch] = []
         for layer in model.layers:
             if isinstance(layer, GatedDeltaNet):
@@ -142,6 +154,33 @@ class Decode:
             else:
                 self._mlp(layer)
         self._look_ahead()
+
+    def _make_room(self, model) -> None:
+        widest, joined, work = model.config.hidden, 1, 0
+        for layer in model.layers:
+            if isinstance(layer, GatedDeltaNet):
+                values = layer.value_heads * layer.value_dim
+                widest = max(widest, layer.channels + values + 2 * layer.value_heads)
+                joined = max(joined, values)
+            elif isinstance(layer, GatedAttention):
+                widest = max(widest, 2 * (layer.heads + layer.kv_heads) * layer.head_dim)
+                joined = max(joined, layer.heads * layer.head_dim)
+                work = max(work, self._splits() * layer.heads * layer.head_dim)
+            elif isinstance(layer, GatedMLP):
+                widest = max(widest, layer.intermediate)
+
+        def room(size: int) -> Tensor:
+            return torch.zeros(self.tokens * size, device=self.arena.device)
+
+        self.x, self._wide, self._mixed = room(model.config.hidden), room(widest), room(joined)
+        self._squares = room(joined // 16)  # a slice has 16 columns or more
+        self._attention_work = (room(work), room(work))
+
+    def _split(self) -> int:
+        return SPLIT * 2 // self.weights.table.element_size()
+
+    def _splits(self) -> int:
+        return -(-self.arena.capacity // self._split())
 
     def _look_ahead(self) -> None:
         """
@@ -177,118 +216,148 @@ class Decode:
         :param shift: int64 number of live rows.
         """
         weights, arena = self.weights, self.arena
-        config = weights.model.config
         return self.product(
             weights.head, self.x if rows is None else rows, arena['logits'], NORMED, LOGITS,
-            norm=weights.final_norm, eps=config.norm_eps, position=arena[POSITION],
-            counter=counter, shift=shift)
+            norm=weights.final_norm, eps=weights.model.config.norm_eps, position=arena[POSITION],
+            counter=counter, count=shift)
+
+    def heads(self) -> Launch:
+        """Return the launch of final norm and head for all tokens of a block: the ladder's logits."""
+        assert self.ladder is not None
+        logits, pitch = self.ladder.at('logits')
+        weights = self.weights
+        return self.product(weights.head, self.x, logits, NORMED, LOGITS, pitch=pitch.value,
+                            norm=weights.final_norm, eps=weights.model.config.norm_eps,
+                            tokens=self.tokens, count=self.count)
 
     def product(self, weight: Tensor, x: Tensor, out: Tensor, prologue: int, epilogue: int, *,
-                norm: Tensor | None = None, eps: float = 0.0,
-                window: Tensor | None = None, taps: Tensor | None = None,
-                position: Tensor | None = None, counter: Tensor | None = None,
-                shift: Tensor | None = None, head: int = 1) -> Launch:
+                norm: Tensor | None = None, eps: float = 0.0, window: str = '',
+                taps: Tensor | None = None, position: Tensor | None = None,
+                counter: Tensor | None = None, count: Tensor | None = None, head: int = 1,
+                pitch: int = 0, tokens: int = 1) -> Launch:
         """Return a launch of ``gemv.cu``; see there."""
         rows, depth = weight.shape
         vector = 16 // weight.element_size()
-        together, unroll, blocks = tiling(rows, depth, vector, epilogue)
+        together, unroll, blocks = tiling(rows, depth, vector, epilogue, tokens)
+        threads = 256 if tokens == 1 else 512
         defines = {'K': depth, 'N': rows // 2 if epilogue == SWIGLU else rows, 'ROWS': together,
                    'UNROLL': unroll, 'BLOCKS': blocks, 'PROLOGUE': prologue,
                    'EPILOGUE': epilogue}
+        if tokens > 1:
+            defines.update(TOKENS=tokens, THREADS=threads)
         if prologue == GATED:
             assert norm is not None
-            defines.update(HEAD=head, PARTS=norm.numel() * head // depth)
+            defines.update(HEAD=head, PARTS=norm.numel() // tokens * head // depth)
+        steps, steps_pitch = self.ladder.at(window) if window and self.ladder else NOTHING
         if epilogue == CONV and taps is not None:
             defines.update(CHANNELS=taps.shape[1], TAPS=taps.shape[0])
         kernel = self.tools.kernel('gemv.cu', 'gemv', **defines)
         tasks = -(-rows // together)
-        grid = spread(-(-tasks // 8), self.tools.multiprocessors * blocks)
-        return Launch(kernel, (grid,), 256, (
-            weight, x, norm, float(eps), out, window, taps, position, counter, shift, *NOTHING),
-            shared=depth * 4)
+        grid = spread(-(-tasks // (threads // 32)), self.tools.multiprocessors * blocks)
+        return Launch(kernel, (grid,), threads, (
+            weight, x, norm, float(eps), out, ctypes.c_int64(pitch or defines['N']),
+            self.arena[window] if window else None, steps, steps_pitch, taps, position, counter,
+            count, *NOTHING), shared=tokens * depth * 4)
+
+    def _layer_product(self, *args, **named) -> None:
+        self.layers.append(self.product(*args, tokens=self.tokens, count=self.count, **named))
+
+    def _kernel(self, source: str, name: str, **sizes: int):
+        return self.tools.kernel(source, name, **sizes,
+                                 **({'TOKENS': self.tokens} if self.tokens > 1 else {}))
 
     def _delta(self, layer: GatedDeltaNet) -> None:
-        weights, arena = self.weights, self.arena
+        weights, arena, tokens = self.weights, self.arena, self.tokens
         parameters = weights.model.parameters
         base = f'model.layers.{layer.index}'
         mixer = f'{base}.linear_attn'
         inner, values = weights.matrix(f'{mixer}.in'), layer.value_heads * layer.value_dim
-        mixed = self._wide[:inner.shape[0]]
-        state = arena[f'layers.{layer.index}.recurrent']
-        self.layers.append(self.product(
+        mixed = self._wide[:tokens * inner.shape[0]]
+        state = f'layers.{layer.index}.recurrent'
+        self._layer_product(
             inner, self.x, mixed, NORMED, CONV,
             norm=weights.one_plus(f'{base}.input_layernorm.weight'), eps=layer.eps,
-            window=arena[f'layers.{layer.index}.conv'], taps=parameters[f'{mixer}.conv1d.weight']))
+            window=f'layers.{layer.index}.conv', taps=parameters[f'{mixer}.conv1d.weight'])
         columns = min(32, layer.value_dim)
-        kernel = self.tools.kernel(
+        kernel = self._kernel(
             'delta.cu', 'delta', HK=layer.key_heads, HV=layer.value_heads, DK=layer.key_dim,
             DV=layer.value_dim, DVS=columns)
-        out, slices = self._mixed[:values], layer.value_dim // columns
-        squares = self._squares[:layer.value_heads * slices]
+        out, slices = self._mixed[:tokens * values], layer.value_dim // columns
+        squares = self._squares[:tokens * layer.value_heads * slices]
         self.layers.append(Launch(
             kernel, (slices, layer.value_heads), 256, (
-                mixed, state, weights.made(f'{mixer}.A_log', lambda a: -a.exp()),
+                mixed, arena[state], *(self.ladder.at(state) if self.ladder else NOTHING),
+                self.count, weights.made(f'{mixer}.A_log', lambda a: -a.exp()),
                 parameters[f'{mixer}.dt_bias'], parameters[f'{mixer}.norm.weight'], out, squares,
                 *NOTHING)))
-        self.layers.append(self.product(
+        self._layer_product(
             weights.matrix(f'{mixer}.out_proj.weight'), out, self.x, GATED, RESIDUAL,
-            norm=squares, eps=layer.eps, head=layer.value_dim))
+            norm=squares, eps=layer.eps, head=layer.value_dim)
 
     def _attention(self, layer: GatedAttention) -> None:
-        weights, arena = self.weights, self.arena
+        weights, arena, tokens = self.weights, self.arena, self.tokens
         base = f'model.layers.{layer.index}'
         mixer = f'{base}.self_attn'
         inner, dim = weights.matrix(f'{mixer}.in'), layer.head_dim
-        mixed = self._wide[:inner.shape[0]]
-        self.layers.append(self.product(
+        mixed = self._wide[:tokens * inner.shape[0]]
+        self._layer_product(
             inner, self.x, mixed, NORMED, STORE,
-            norm=weights.one_plus(f'{base}.input_layernorm.weight'), eps=layer.eps))
+            norm=weights.one_plus(f'{base}.input_layernorm.weight'), eps=layer.eps)
         group = layer.heads // layer.kv_heads
-        split = SPLIT * 2 // weights.table.element_size()
-        splits = -(-arena.capacity // split)
-        if self._attention_work is None:
-            self._attention_work = tuple(
-                torch.zeros(layer.kv_heads * splits * group * width, device=arena.device)
-                for width in (dim, 2))
-        vector = 16 // weights.table.element_size()
-        slots = 256 // (dim // vector)
+        split, splits = self._split(), self._splits()
+        size = weights.table.element_size()
+        slots = 256 // (dim * size // 16)
         sizes = {'HK': layer.kv_heads, 'GROUP': group, 'D': dim, 'SPLIT': split,
                  'ROTARY': weights.cosine.shape[-1]}
-        out, position = self._mixed[:layer.heads * dim], arena[POSITION]
+        out, position = self._mixed[:tokens * layer.heads * dim], arena[POSITION]
+        rows = (arena[f'layers.{layer.index}.k'], arena[f'layers.{layer.index}.v'], position,
+                self.count, weights.qk_norm(layer), float(layer.eps), weights.cosine, weights.sine)
+        if tokens > 1:
+            self.layers.append(Launch(self._kernel('attend.cu', 'append_rows', **sizes),
+                                      (layer.kv_heads, tokens), 32, (mixed, *rows)))
         self.layers.append(Launch(
-            self.tools.kernel('attend.cu', 'attend', **sizes), (splits, layer.kv_heads), 256, (
-                mixed, arena[f'layers.{layer.index}.k'], arena[f'layers.{layer.index}.v'],
-                position, weights.qk_norm(layer), float(layer.eps), weights.cosine, weights.sine,
-                *self._attention_work, *NOTHING),
+            self._kernel('attend.cu', 'attend', **sizes), (splits, layer.kv_heads, tokens), 256,
+            (mixed, *rows, *self._attention_work, *NOTHING),
             shared=4 * (group * (dim + split) + dim)
-            + max(4 * slots * group * dim, split * dim * weights.table.element_size())))
+            + max(4 * slots * group * dim, split * dim * size)))
         self.layers.append(Launch(
-            self.tools.kernel('attend.cu', 'join', **sizes), (layer.heads,), 1024 // dim * dim, (
-                mixed, position, *self._attention_work, splits, out)))
-        self.layers.append(self.product(
-            weights.matrix(f'{mixer}.o_proj.weight'), out, self.x, PLAIN, RESIDUAL))
+            self._kernel('attend.cu', 'join', **sizes), (layer.heads, tokens), 1024 // dim * dim, (
+                mixed, position, self.count, *self._attention_work, splits, out)))
+        self._layer_product(
+            weights.matrix(f'{mixer}.o_proj.weight'), out, self.x, PLAIN, RESIDUAL)
 
     def _mlp(self, layer: GatedMLP) -> None:
         weights = self.weights
         base = f'model.layers.{layer.index}'
-        inner = self._wide[:layer.intermediate]
-        self.layers.append(self.product(
+        inner = self._wide[:self.tokens * layer.intermediate]
+        self._layer_product(
             weights.matrix(f'{base}.mlp.in'), self.x, inner, NORMED, SWIGLU,
-            norm=weights.one_plus(f'{base}.post_attention_layernorm.weight'), eps=layer.eps))
-        self.layers.append(self.product(
-            weights.matrix(f'{base}.mlp.down_proj.weight'), inner, self.x, PLAIN,
-            RESIDUAL))
+            norm=weights.one_plus(f'{base}.post_attention_layernorm.weight'), eps=layer.eps)
+        self._layer_product(
+            weights.matrix(f'{base}.mlp.down_proj.weight'), inner, self.x, PLAIN, RESIDUAL)
 
 
-def tiling(rows: int, depth: int, vector: int, epilogue: int) -> tuple[int, int, int]:
+def block_size(model, shared: int) -> int:
+    """Return how many tokens a block has where a kernel may use ``shared`` bytes of shared memory."""
+    deepest = max(
+        layer.value_heads * layer.value_dim if isinstance(layer, GatedDeltaNet)
+        else layer.heads * layer.head_dim if isinstance(layer, GatedAttention)
+        else layer.intermediate for layer in model.layers)
+    return max(1, min(BLOCK, (shared - 1024) // (4 * max(deepest, model.config.hidden))))
+
+
+def tiling(rows: int, depth: int, vector: int, epilogue: int,
+           tokens: int = 1) -> tuple[int, int, int]:
     """
     Return rows a warp takes at once, vectors a batch, and blocks a multiprocessor.
 
     Eight to sixteen 16-byte loads a lane stay in flight; narrow outputs leave multiprocessors to
     the next kernel, which asks for its first weights there. Measured on an H200; the choice is by
-    shape alone, never by timing at run time: it decides bits.
+    shape alone, never by timing at run time. It decides no bits: a row's sum runs in one order.
     """
     steps = -(-depth // (vector * 32))
+    if tokens > 1:
+        return (2, min(4, steps), 1) if rows > 2048 or epilogue == SWIGLU else (1, min(8, steps), 1)
     if epilogue == SWIGLU or rows > 4096:
         together, unroll, blocks = (4, 2, 2) if steps <= 4 else (2, 4, 2)
     elif rows > 2048:

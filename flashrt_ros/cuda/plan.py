@@ -1,41 +1,41 @@
 """
 The plan of a CUDA device: a few captured graphs over one arena.
 
-=========== ===================================== ==============================================
-graph       does                                  used for
-=========== ===================================== ==============================================
-``step``    sample, hand out, fold, count         every generated token, at every position
-``fold``    fold one known token                  appends of up to ``FEW`` tokens, replays
-buckets     fold up to 32, 128, 512 known tokens  everything longer
-=========== ===================================== ==============================================
+=========== ========================================= ==========================================
+graph       does                                      used for
+=========== ========================================= ==========================================
+``step``    sample, hand out, fold, count             every generated token, at every position
+``fold``    fold one known token                      appends of one token, replays
+``few``     fold up to 4 known tokens in one pass     short appends, replays
+``verify``  fold a draft beside the state, sample     steps that a draft foresees
+            behind each of its tokens
+buckets     fold up to 32, 128, 512 known tokens      everything longer
+=========== ========================================= ==========================================
 
-Position, live count, sampler settings and counter are device scalars; nothing is baked in. All is
-allocated and captured at construction and stays at its address. The host never waits for a fold:
-it learns a token from a mailbox in pinned memory while the device folds it, and everything else is
-ordered by the stream.
+The first four give a token the same bits. Position, live count, sampler settings and counter are
+device scalars; nothing is baked in. All is allocated and captured at construction and stays at its
+address. The host never waits for a fold: it learns a token from a mailbox in pinned memory while
+the device folds it, and everything else is ordered by the stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-import time
 
 import torch
 
-from flashrt_ros import sampling
-from flashrt_ros.arena import Arena, POSITION
+from flashrt_ros.arena import Arena
 from flashrt_ros.cuda import decode, prefill
-from flashrt_ros.cuda.decode import Decode, Weights
-from flashrt_ros.cuda.driver import Launch, Toolbox
+from flashrt_ros.cuda.decode import Decode, Ladder, Weights
+from flashrt_ros.cuda.driver import Toolbox
+from flashrt_ros.cuda.front import COUNTER, Front
+from flashrt_ros.cuda.mail import Mail
 from flashrt_ros.cuda.prefill import Prefill, Room
 from flashrt_ros.errors import DeviceFault, InvalidArgument
 from flashrt_ros.models.layers.attention import GatedAttention
-from flashrt_ros.plan import GRID, MAILBOX, TOKENS
+from flashrt_ros.plan import GRID
 
-FEW = 4  # known tokens that are folded one by one
 BUCKETS = (32, 128)  # and the grid
-RING = 8  # chunks of ids that may be on their way to the device
-PATIENCE = 30.0  # seconds for a token, before the device counts as lost
 
 
 class CudaGraphPlan:
@@ -51,40 +51,25 @@ class CudaGraphPlan:
         self.arena, self.grid, self.eager = arena, grid, eager
         device = arena.device
         self._tools = tools = Toolbox(device, model.dtype)
+        self.block = decode.block_size(model, tools.shared)  # tokens that get a step's bits at once
         self._weights = Weights(model, arena.capacity)
-        self._decode = Decode(model, arena, self._weights, tools)
+        self.mail = mail = Mail(device, grid, decode.BLOCK)
+        self._front = front = Front(model, arena, self._weights, tools, mail)
+        self._decode = one = Decode(model, arena, self._weights, tools)
         self._room = Room(device)
-        size = 8 + 4 * grid
-        self._inbox = torch.zeros(size, dtype=torch.uint8, device=device)
-        self._ring = [torch.zeros(size, dtype=torch.uint8).pin_memory() for _ in range(RING)]
-        self._sent_off = [torch.cuda.Event() for _ in range(RING)]
-        self._turn = 0
-        count, ids = self._inbox[:8].view(torch.int64), self._inbox[8:].view(torch.int32)
-        self._box = torch.zeros(1, dtype=torch.int64).pin_memory()
-        self._word = self._box.numpy()
-        self._sent = torch.zeros(1, dtype=torch.int32, device=device)
-        self._number = 0
-        self._sample, self._embed = self._front(model, ids)
-        step_head = self._decode.head(arena['sampler.counter'])
-        fold_head = self._decode.head(None)
         sizes = [*(b for b in BUCKETS if b < grid), grid]
         prefills: list[Prefill] = []
         for bucket in reversed(sizes):  # the largest plans the work space
-            prefills.insert(0, Prefill(model, arena, self._weights, tools, self._decode,
-                                       self._room, bucket, ids, count))
+            prefills.insert(0, Prefill(model, arena, self._weights, tools, one, self._room, bucket,
+                                       mail.ids, mail.count))
         self._prefills = dict(zip(sizes, prefills, strict=True))
-
-        def step() -> None:
-            self._sample()
-            self._decode.run()
-            step_head()
-
-        def fold() -> None:
-            self._embed()
-            self._decode.run()
-            fold_head()
-
-        self._runs: dict[object, Callable[[], None]] = {'step': step, 'fold': fold}
+        self._sample = front.sample(one)
+        self._runs: dict[object, Callable[[], None]] = {
+            'step': _in_order(self._sample, one.run, one.head(arena[COUNTER])),
+            'fold': _in_order(front.embed(one), one.run, one.head(None))}
+        self._ladder: Ladder | None = None
+        if self.block > 1:
+            self._add_blocks(model)
         self._runs.update({bucket: p.run for bucket, p in self._prefills.items()})
         for each in prefills:
             each.warm_up()
@@ -93,23 +78,18 @@ class CudaGraphPlan:
         if not eager:
             self._capture()
 
-    def _front(self, model, ids: torch.Tensor) -> tuple[Launch, Launch]:
-        """Return the launches in front of the first layer: sampler and plain embedding."""
-        arena, tools, config = self.arena, self._tools, model.config
-        blocks = min(128, tools.multiprocessors)
-        table, x = self._weights.table, self._decode.x
-        sizes = {'V': config.vocab_size, 'HIDDEN': config.hidden, 'BLOCKS': blocks}
-        work = 16 + 8 * (1 + 2 * 2048 + 4096 + 6 * 2048 + 3 * blocks + 1)  # struct Work
-        self._work = torch.zeros(work, dtype=torch.uint8, device=arena.device)
-        sample = Launch(tools.kernel('sample.cu', 'sample', **sizes), (blocks,), 512, (
-            arena[sampling.LOGITS], arena['sampler.temperature'], arena['sampler.top_p'],
-            arena['sampler.top_k'], arena['sampler.seed'], arena['sampler.counter'],
-            arena[POSITION], arena[MAILBOX], self._box, self._sent, table, x, arena[TOKENS],
-            self._work, *decode.NOTHING))
-        sample.ask_ahead(self._decode.first, decode.AHEAD)
-        embed = Launch(tools.kernel('sample.cu', 'embed', **sizes), (1,), 512, (
-            ids, arena[POSITION], table, x, arena[TOKENS]))
-        return sample, embed
+    def _add_blocks(self, model) -> None:
+        arena, front, mail = self.arena, self._front, self.mail
+        few = Decode(model, arena, self._weights, self._tools, self.block, mail.count)
+        self._runs['few'] = _in_order(
+            front.embed(few), few.run, few.head(None, rows=few.x, shift=mail.count))
+        self._ladder = Ladder(arena, self.block)
+        draft = Decode(model, arena, self._weights, self._tools, self.block, mail.count,
+                       self._ladder, like=few)
+        first, *others = front.foretell(draft)
+        self._runs['verify'] = _in_order(
+            first, front.embed(draft, mail.said), draft.run, draft.heads(),
+            front.foresee(self._ladder), *others)
 
     def _capture(self) -> None:
         for name, run in self._runs.items():
@@ -122,7 +102,7 @@ class CudaGraphPlan:
     @property
     def work_bytes(self) -> int:
         """Bytes of work space outside the arena."""
-        return self._room.nbytes + self._work.nbytes
+        return self._room.nbytes + self._front.work.nbytes
 
     def append(self, ids: Sequence[int]) -> None:
         """
@@ -151,27 +131,73 @@ class CudaGraphPlan:
                 f'a step needs at least one folded token and a free row; the position is '
                 f'{position} of {self.arena.capacity}. Append a prompt, or roll back.')
         self.arena.will_write(position)
-        if self._number < 0:  # a step failed on its way: how many tokens were handed out?
-            self._number = int(self._sent.item()) & 0xffffffff
-        number, self._number = (self._number + 1) & 0xffffffff, -1
-        self._go('step')
-        self._number = number
+        self._expect('step')
         self.arena.mirror = position + 1
         token = self._receive()
         if emit is not None:
             emit(token)
         return token
 
+    def verify(self, draft: Sequence[int], emit: Callable[[int], bool | None]) -> int:
+        """
+        Take the steps that a draft foresees, at least one, in one pass over the weights.
+
+        The state, the tokens and what is handed out are those of as many calls of :meth:`step`,
+        bit for bit. Nothing of the live state changes before it is known how far the draft holds.
+
+        :param draft: guesses of the next tokens; more than ``block`` are left for later.
+        :param emit: takes each token; True ends it with that token.
+        :return: number of steps taken.
+        :raises InvalidArgument, DeviceFault: as :meth:`step`.
+        """
+        position = self._ready()
+        count = min(len(draft), self.block, self.arena.capacity - position)
+        if count < 2 or not position:
+            self.step(emit)
+            return 1
+        assert self._ladder is not None
+        self.arena.will_write(position)
+        self._send(draft[:count])
+        self._expect('verify')
+        self._receive()
+        said, taken = self.mail.heard[:count].tolist(), 0
+        while taken < count and (not taken or said[taken] == draft[taken]):
+            taken += 1
+            if emit(said[taken - 1]):
+                break
+        try:
+            self.arena.fixed.copy_(self._ladder.blocks[taken - 1])
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        self.arena.mirror = position + taken
+        return taken
+
     def _fold(self, ids: Sequence[int], position: int) -> None:
         self.arena.will_write(position)
-        if len(ids) <= FEW:
-            for token in ids:
-                self._stage([token])
-                self._go('fold')
+        if len(ids) == 1 or len(ids) > decode.BLOCK:
+            pieces = [ids]
         else:
-            self._stage(ids)
-            self._go(next(bucket for bucket in self._prefills if bucket >= len(ids)))
+            pieces = [ids[at:at + self.block] for at in range(0, len(ids), self.block)]
+        for piece in pieces:
+            self._send(piece)
+            self._go('fold' if len(piece) == 1 else 'few' if len(piece) <= self.block
+                     else next(bucket for bucket in self._prefills if bucket >= len(piece)))
         self.arena.mirror = position + len(ids)
+
+    def _expect(self, name: object) -> None:
+        self.mail.expect(lambda: self._go(name))
+
+    def _send(self, ids: Sequence[int]) -> None:
+        try:
+            self.mail.send(ids)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+
+    def _receive(self) -> int:
+        try:
+            return self.mail.receive()
+        except RuntimeError as error:
+            raise self._lost(error) from error
 
     def _go(self, name: object) -> None:
         try:
@@ -181,39 +207,6 @@ class CudaGraphPlan:
                 self.graphs[name].replay()
         except RuntimeError as error:
             raise self._lost(error) from error
-
-    def _stage(self, ids: Sequence[int]) -> None:
-        """Send count and ids to the device; a slot of the ring is ours until it was copied."""
-        slot, event = self._ring[self._turn], self._sent_off[self._turn]
-        self._turn = (self._turn + 1) % RING
-        event.synchronize()
-        end = 8 + 4 * len(ids)
-        slot[:8].view(torch.int64)[0] = len(ids)
-        slot[8:end].view(torch.int32).copy_(torch.tensor(ids, dtype=torch.int32))
-        try:
-            self._inbox[:end].copy_(slot[:end], non_blocking=True)
-            event.record()
-        except RuntimeError as error:
-            raise self._lost(error) from error
-
-    def _receive(self) -> int:
-        """Wait for the token of the step that was queued last."""
-        word, spins, deadline = self._word, 0, 0.0
-        while True:
-            value = int(word[0])
-            if (value >> 32) & 0xffffffff == self._number:
-                return value & 0xffffffff
-            spins += 1
-            if spins % 4096 == 0:  # is the device alive?
-                now = time.monotonic()
-                deadline = deadline or now + PATIENCE
-                try:
-                    done = torch.cuda.current_stream(self.arena.device).query()
-                except RuntimeError as error:
-                    raise self._lost(error) from error
-                if (done and (int(word[0]) >> 32) & 0xffffffff != self._number) or now > deadline:
-                    raise self._lost(RuntimeError('the device did not hand out a token'))
-            time.sleep(0)  # callbacks of the same process may run meanwhile
 
     def _lost(self, error: BaseException) -> DeviceFault:
         self.arena.valid = False
@@ -226,6 +219,14 @@ class CudaGraphPlan:
         return self.arena.position
 
 
+def _in_order(*launches: Callable[[], None]) -> Callable[[], None]:
+    def run() -> None:
+        for each in launches:
+            each()
+
+    return run
+
+
 def work_bytes(model, capacity: int) -> int:
     """Return an upper bound of what a plan allocates beside the arena."""
     total, widest = 64 << 20, 0
@@ -234,7 +235,7 @@ def work_bytes(model, capacity: int) -> int:
             heads, dim = layer.heads, layer.head_dim
             chunk = -(-capacity // prefill.SPLIT) * GRID * heads * (dim + 2) * 4
             one = -(-2 * capacity // decode.SPLIT) * heads * (dim + 2) * 4
-            widest = max(widest, chunk + one)
+            widest = max(widest, chunk + (1 + decode.BLOCK) * one)
     config = model.config
     wide = max(getattr(layer, 'intermediate', 0) for layer in model.layers)
     tables = capacity * config.rotary_dim * 8 if hasattr(config, 'rotary_dim') else 0

@@ -45,7 +45,7 @@ def decode(model, plan, positions=(1024, 4096, 16384)) -> list[dict]:
         at(plan, position)
         graph = plan.graphs['step']
         micros = watch(graph.replay, before=lambda p=position: plan.arena.set_position(p))
-        plan._number = int(plan._sent.item())
+        plan.mail.forget()
         plan.arena.set_position(position)
         many = common.wall(lambda: [plan.step() for _ in range(16)], 5)
         size = state_bytes(model, plan.arena, position)
@@ -106,7 +106,7 @@ def prefill(plan, positions=(0, 3584, 15872), buckets=(32, 128, 512)) -> list[di
     watch = common.Stopwatch(8)
     rows = []
     for bucket in buckets:
-        plan._stage(list(range(1, bucket + 1)))
+        plan.mail.send(list(range(1, bucket + 1)))
         for position in positions:
             at(plan, position)
             micros = watch(plan.graphs[bucket].replay,
@@ -121,7 +121,7 @@ def profile(plan, name, position: int, top: int = 14) -> dict[str, list]:
     from torch.profiler import ProfilerActivity
     at(plan, position)
     if isinstance(name, int):
-        plan._stage(list(range(1, name + 1)))
+        plan.mail.send(list(range(1, name + 1)))
     torch.cuda.synchronize()
     with profiler(activities=[ProfilerActivity.CUDA]) as seen:
         plan.graphs[name].replay()
@@ -195,7 +195,7 @@ def first_token(plan, positions=(2048, 4096, 8192, 16384), suffix: int = 32) -> 
                 + (2 * max(positions) + 8192) * arena.manifest.row_bytes, 'cuda')
     line = Lineage(arena, pool)
     line.mover = Mover(arena, pool)
-    plan._number = int(plan._sent.item())
+    plan.mail.forget()
     arena.set_position(0)
     arena.fixed.zero_()
     empty, _ = line.save()

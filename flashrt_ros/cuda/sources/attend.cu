@@ -1,10 +1,17 @@
-// One token of gated attention: QK norm, rotary, row append, flash decode, output gate.
+// Gated attention of one token, or of TOKENS in a row: QK norm, rotary, row append, flash decode,
+// output gate.
 //
 // Rows are split by a fixed size, so the result depends on the position alone. A block has one
 // split of SPLIT rows and one KV head with its GROUP query heads; a second kernel joins the splits
 // in their order. What does not depend on this token is on its way before its projections are
-// there: keys in registers, values in shared memory. mixed: fp32, per query head D queries and D
-// gates, then HK keys, then HK values. Blocks behind the live rows leave at once.
+// there: keys in registers, values in shared memory. mixed: fp32, a token's queries and gates (D each
+// a head), then HK keys, then HK values. Blocks behind the live rows leave at once. Of several
+// tokens (*count are live) the rows are written by a kernel in front; one token's block does it.
+
+#ifndef TOKENS
+#define TOKENS 1
+#endif
+#define WIDTH ((2 * GROUP + 2) * HK * D)
 
 #define ROW_CHUNKS (D / VEC)                     // 16-byte vectors of a row
 #define LANES (ROW_CHUNKS < 8 ? ROW_CHUNKS : 8)  // lanes that share a row's score
@@ -40,10 +47,54 @@ DEVICE void norm_rotate(const float* x, const float (&factor)[EACH], float eps,
     }
 }
 
+struct Turn {  // what a lane needs to turn a head of its warp to a position
+    float factor[EACH], by[PAIRS][4];
+    DEVICE Turn(const float* norm, const float* cosine, const float* sine, int lane) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) factor[i] = lane + 32 * i < D ? norm[lane + 32 * i] : 0.0f;
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i) {
+            const int d = lane + 32 * i, e = d + ROTARY / 2;
+            const bool here = d < ROTARY / 2;
+            by[i][0] = here ? cosine[d] : 0.0f;
+            by[i][1] = here ? sine[d] : 0.0f;
+            by[i][2] = here ? cosine[e] : 0.0f;
+            by[i][3] = here ? sine[e] : 0.0f;
+        }
+    }
+};
+
+// One warp writes the key and value rows of a token and KV head.
+DEVICE void append_row(const float* mixed, elem* k_rows, elem* v_rows, i64 at, int kv,
+                       const Turn& turn, float eps, float* fresh, int lane) {
+    norm_rotate(mixed + (HK * GROUP * 2 + kv) * D, turn.factor, eps, turn.by, fresh, lane);
+    __syncwarp();
+    for (int d = lane; d < D; d += 32) {
+        k_rows[(at * HK + kv) * D + d] = from_float(fresh[d]);
+        v_rows[(at * HK + kv) * D + d] = from_float(mixed[(HK * GROUP * 2 + HK + kv) * D + d]);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(32)
+append_rows(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, const i64* count,
+            const float* qk_norm, float eps, const float* cosine, const float* sine) {
+    __shared__ float fresh[D];
+    const int kv = blockIdx.x, t = blockIdx.y;
+    start_next();
+    const i64 at = *position + t;  // nothing in this fold has moved it yet
+    const bool live = t < *count;
+    const i64 place = live ? at : 0;
+    const Turn turn(qk_norm + (HK * GROUP + kv) * D, cosine + place * ROTARY, sine + place * ROTARY,
+                    threadIdx.x);
+    wait_inputs();
+    if (live)
+        append_row(mixed + t * WIDTH, k_rows, v_rows, at, kv, turn, eps, fresh, threadIdx.x);
+}
+
 extern "C" __global__ void __launch_bounds__(256)
-attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, const float* qk_norm,
-       float eps, const float* cosine, const float* sine, float* partial, float* marks,
-       const char* ahead, i64 ahead_bytes) {
+attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, const i64* count,
+       const float* qk_norm, float eps, const float* cosine, const float* sine, float* partial,
+       float* marks, const char* ahead, i64 ahead_bytes) {
     extern __shared__ float4 shared[];
     float* qs = (float*)shared;             // [GROUP][D]
     float* fresh = qs + GROUP * D;          // [D], the new key
@@ -51,75 +102,64 @@ attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, cons
     elem* vs = (elem*)(scores + GROUP * SPLIT);  // [SPLIT][D]
     float* values = (float*)vs;             // [SLOTS][GROUP][D], once vs has been read
     const int kv = blockIdx.y, tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const int t = TOKENS > 1 ? blockIdx.z : 0;
     start_next();
-    if (tid == 0)
+    if (tid == 0 && !t)
         ask_ahead(ahead, ahead_bytes, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y);
-    const int at = (int)*position, length = at + 1;  // nothing in this fold has moved it yet
+    const int before = (int)*position;  // nothing in this fold has moved it yet
+    const int at = before + t, length = at + 1;
     const int first = blockIdx.x * SPLIT;
-    if (first >= length) return;  // block 0 always stays, and waits for all
+    if (first >= length || (TOKENS > 1 && t >= *count)) return;  // block 0 stays, and waits for all
     const int rows = min(SPLIT, length - first);
-    const bool owner = at < first + rows;  // the split that holds the new row
     const int part = lane % LANES, sub = lane / LANES;
     uint4 raw[TURNS][PER_LANE];
+    auto keys = [&](int from, int to) {  // ask for the keys of rows [from, to) of this split
 #pragma unroll
-    for (int turn = 0; turn < TURNS; ++turn) {
-        const int r = (turn * 8 + warp) * MANY + sub;
-        const elem* row = k_rows + ((i64)(first + r) * HK + kv) * D;
+        for (int turn = 0; turn < TURNS; ++turn) {
+            const int r = (turn * 8 + warp) * MANY + sub;
+            const elem* row = k_rows + ((i64)(first + r) * HK + kv) * D;
 #pragma unroll
-        for (int i = 0; i < PER_LANE; ++i)
-            raw[turn][i] = r < rows && first + r < at
-                ? *(const uint4*)(row + (i * LANES + part) * VEC) : make_uint4(0, 0, 0, 0);
-    }
-    for (int i = tid; i < SPLIT * ROW_CHUNKS; i += 256) {
-        const int r = i / ROW_CHUNKS, c = i % ROW_CHUNKS * VEC;
-        if (first + r == at) continue;  // written below
-        const int from = first + (r < rows ? r : 0);
-        copy_async(vs + r * D + c, v_rows + ((i64)from * HK + kv) * D + c, r < rows);
-    }
-    commit();
-    float factor[EACH], key_factor[EACH], turn_by[PAIRS][4];
+            for (int i = 0; i < PER_LANE; ++i)
+                if (r >= from && r < to)
+                    raw[turn][i] = *(const uint4*)(row + (i * LANES + part) * VEC);
+        }
+    };
+    auto bring = [&](int from, int to) {  // and the values of all of them, zeros behind the live
+        for (int i = from * ROW_CHUNKS + tid; i < to * ROW_CHUNKS; i += 256) {
+            const int r = i / ROW_CHUNKS, c = i % ROW_CHUNKS * VEC;
+            const elem* row = v_rows + ((i64)(first + (r < rows ? r : 0)) * HK + kv) * D;
+            copy_async(vs + r * D + c, row + c, r < rows);
+        }
+    };
+    const int old = max(0, min(rows, before - first));  // rows of earlier folds in this split
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const int d = lane + 32 * i;
-        factor[i] = warp < GROUP && d < D ? qk_norm[(kv * GROUP + warp) * D + d] : 0.0f;
-        key_factor[i] = warp == 7 && owner && d < D ? qk_norm[(HK * GROUP + kv) * D + d] : 0.0f;
-    }
+    for (int turn = 0; turn < TURNS; ++turn)
 #pragma unroll
-    for (int i = 0; i < PAIRS; ++i) {
-        const int d = lane + 32 * i, e = d + ROTARY / 2;
-        const bool here = d < ROTARY / 2;
-        turn_by[i][0] = here ? cosine[(i64)at * ROTARY + d] : 0.0f;
-        turn_by[i][1] = here ? sine[(i64)at * ROTARY + d] : 0.0f;
-        turn_by[i][2] = here ? cosine[(i64)at * ROTARY + e] : 0.0f;
-        turn_by[i][3] = here ? sine[(i64)at * ROTARY + e] : 0.0f;
-    }
+        for (int i = 0; i < PER_LANE; ++i) raw[turn][i] = make_uint4(0, 0, 0, 0);
+    keys(0, old);
+    bring(0, old);
+    bring(rows, SPLIT);
+    const bool owner = TOKENS == 1 && old < rows;  // writes the new row
+    const Turn turn(qk_norm + (warp < GROUP ? kv * GROUP + warp : HK * GROUP + kv) * D,
+                    cosine + (i64)at * ROTARY, sine + (i64)at * ROTARY, lane);
+    mixed += t * WIDTH;
     wait_inputs();
     if (warp < GROUP)
-        norm_rotate(mixed + (kv * GROUP + warp) * 2 * D, factor, eps, turn_by, qs + warp * D, lane);
-    if (owner) {
-        if (warp == 7) {
-            norm_rotate(mixed + (HK * GROUP * 2 + kv) * D, key_factor, eps, turn_by, fresh, lane);
-            __syncwarp();
-            for (int d = lane; d < D; d += 32)
-                k_rows[((i64)at * HK + kv) * D + d] = from_float(fresh[d]);
-        }
-        for (int d = tid; d < D; d += 256) {
-            const elem value = from_float(mixed[(HK * GROUP * 2 + HK + kv) * D + d]);
-            v_rows[((i64)at * HK + kv) * D + d] = value;
-            vs[(at - first) * D + d] = value;
-        }
+        norm_rotate(mixed + (kv * GROUP + warp) * 2 * D, turn.factor, eps, turn.by, qs + warp * D,
+                    lane);
+    if (owner && warp == 7) {
+        const Turn own(qk_norm + (HK * GROUP + kv) * D, cosine + (i64)at * ROTARY,
+                       sine + (i64)at * ROTARY, lane);
+        append_row(mixed, k_rows, v_rows, at, kv, GROUP < 8 ? turn : own, eps, fresh, lane);
     }
     __syncthreads();
+    keys(old, rows);
+    bring(old, rows);
+    commit();
     const float scale = rsqrtf((float)D);
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {
         const int r = (turn * 8 + warp) * MANY + sub;
-        if (owner && first + r == at) {
-            const elem* row = k_rows + ((i64)at * HK + kv) * D;
-#pragma unroll
-            for (int i = 0; i < PER_LANE; ++i)
-                raw[turn][i] = *(const uint4*)(row + (i * LANES + part) * VEC);
-        }
         float dot[GROUP];
 #pragma unroll
         for (int g = 0; g < GROUP; ++g) dot[g] = 0.0f;
@@ -149,7 +189,7 @@ attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, cons
         }
     }
     __syncthreads();
-    const i64 place = (i64)kv * gridDim.x + blockIdx.x;
+    const i64 place = ((i64)t * HK + kv) * gridDim.x + blockIdx.x;
     if (warp < GROUP) {
         constexpr int LINES = (SPLIT + 31) / 32;
         float* line = scores + warp * SPLIT;
@@ -215,19 +255,24 @@ attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, cons
 #define JOINED 1024  // splits whose shares are kept at once
 
 extern "C" __global__ void __launch_bounds__(SIDES * D)
-join(const float* mixed, const i64* position, const float* partial, const float* marks, int splits,
-     float* out) {
+join(const float* mixed, const i64* position, const i64* count, const float* partial,
+     const float* marks, int splits, float* out) {
     __shared__ float shares[JOINED];
     __shared__ float sums[SIDES * D / 32], tops[SIDES * D / 32];
     __shared__ float parts[SIDES][D];
     const int head = blockIdx.x, kv = head / GROUP, g = head % GROUP, tid = threadIdx.x;
-    const int lane = tid % 32, warp = tid / 32, d = tid % D, side = tid / D;
+    const int lane = tid % 32, warp = tid / 32, d = tid % D, side = tid / D, t = blockIdx.y;
     start_next();
-    const int used = (int)*position / SPLIT + 1;
+    const int used = ((int)*position + t) / SPLIT + 1;
     wait_inputs();
-    const float* mark = marks + ((i64)kv * splits * GROUP + g) * 2;
-    const float* from = partial + ((i64)kv * splits * GROUP + g) * D + d;
-    const float gate = mixed[head * 2 * D + D + d];
+    if (TOKENS > 1 && t >= *count) {  // never computed: keep the product behind it finite
+        if (!side) out[(t * HK * GROUP + head) * D + d] = 0.0f;
+        return;
+    }
+    const i64 place = ((i64)t * HK + kv) * splits * GROUP + g;
+    const float* mark = marks + place * 2;
+    const float* from = partial + place * D + d;
+    const float gate = mixed[t * WIDTH + head * 2 * D + D + d];
     float early[EARLY];
 #pragma unroll
     for (int i = 0; i < EARLY; ++i) {
@@ -254,7 +299,8 @@ join(const float* mixed, const i64* position, const float* partial, const float*
         if (base == 0)
 #pragma unroll
             for (int i = 0; i < EARLY; ++i)
-                if (side + i * SIDES < count) value = fmaf(early[i], shares[side + i * SIDES], value);
+                if (side + i * SIDES < count)
+                    value = fmaf(early[i], shares[side + i * SIDES], value);
 #pragma unroll 8
         for (int s = side + (base ? 0 : EARLY * SIDES); s < count; s += SIDES)
             value = fmaf(from[(i64)(base + s) * GROUP * D], shares[s], value);
@@ -269,5 +315,5 @@ join(const float* mixed, const i64* position, const float* partial, const float*
     for (int w = 0; w < SIDES * D / 32; ++w) sum += sums[w];
 #pragma unroll
     for (int s = 0; s < SIDES; ++s) value += parts[s][d];
-    out[head * D + d] = value / sum * sigmoid(gate);
+    out[(t * HK * GROUP + head) * D + d] = value / sum * sigmoid(gate);
 }

@@ -1,4 +1,6 @@
-// One-token product y = W f(x) with what stands around it: a norm in front, an epilogue behind.
+// Product y = W f(x) with what stands around it: a norm in front, an epilogue behind; for one token,
+// or for TOKENS in a row while the weights are read once. What a token gets does not depend on how
+// many there are: its sums run in one order, so that a block of tokens has the bits of as many steps.
 //
 // A warp takes ROWS rows at a time and walks over tasks with the stride of the grid; its lanes
 // split K in 16-byte vectors, UNROLL vectors a batch. The next batch is always in flight, and the
@@ -6,6 +8,13 @@
 // asks for its share of what the next product will read. Sums run in a fixed order.
 //
 // K, N, ROWS, UNROLL: sizes.  PROLOGUE: how x becomes the input.  EPILOGUE: what becomes of y.
+// x: [TOKENS][K]; out: [TOKENS][pitch]. *count of a block's tokens are live; the others leave no
+// trace in the state. A ladder, where there is one, takes the window after each token instead.
+
+#ifndef TOKENS
+#define TOKENS 1
+#define THREADS 256
+#endif
 
 #define PLAIN 0   // x as it is
 #define NORMED 1  // rms_norm(x) * norm
@@ -20,7 +29,7 @@
 #define CHUNKS (K / VEC)
 #define STEPS ((CHUNKS + 31) / 32)
 #define BATCHES ((STEPS + UNROLL - 1) / UNROLL)
-#define WARPS 8
+#define WARPS (THREADS / 32)
 #if EPILOGUE == SWIGLU
 #define TASKS ((N * 2 + ROWS - 1) / ROWS)
 #else
@@ -61,12 +70,12 @@ DEVICE float4 times(float4 a, float b) { return times(a, make_float4(b, b, b, b)
 
 #define EACH ((K + 1023) / 1024)  // vectors of x that a thread prepares
 
-extern "C" __global__ void __launch_bounds__(256, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 gemv(const elem* __restrict__ weight, const float* x, const float* norm, float eps, float* out,
-     elem* window, const float* taps, i64* position, i64* counter, const i64* shift,
-     const char* ahead, i64 ahead_bytes) {
+     i64 pitch, elem* window, elem* ladder, i64 ladder_pitch, const float* taps, i64* position,
+     i64* counter, const i64* count, const char* ahead, i64 ahead_bytes) {
     extern __shared__ float4 shared[];
-    __shared__ float sums[WARPS];
+    __shared__ float sums[TOKENS][8];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int stride = gridDim.x * WARPS;
     int task = blockIdx.x * WARPS + warp;
@@ -80,61 +89,68 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
     start_next();
     if (task < TASKS) fetch(now, weight, task, 0, lane);
     if (task >= TASKS || (BATCHES == 1 && task + stride >= TASKS)) look_ahead();
-    float4 value[EACH];
+    const int member = threadIdx.x % 256, team = threadIdx.x / 256;  // a team of 256 has a token
 #if PROLOGUE == NORMED
     float4 factor[EACH];
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
-        const int i = e * 256 + threadIdx.x;
+        const int i = e * 256 + member;
         factor[e] = i < K / 4 ? ((const float4*)norm)[i] : make_float4(0, 0, 0, 0);
     }
 #endif
     wait_inputs();
-#if EPILOGUE == LOGITS
-    if (shift) x += (*shift - 1) * K;  // the last of the rows that were folded
+    const int live = TOKENS > 1 && count ? (int)*count : 1;
+#if EPILOGUE == LOGITS && TOKENS == 1
+    if (count) x += (*count - 1) * K;  // the last of the rows that were folded
 #endif
+#pragma unroll 1
+    for (int t = team; t < TOKENS; t += THREADS / 256) {
+        float4 value[EACH];
 #pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-        const int i = e * 256 + threadIdx.x;
-        value[e] = i < K / 4 ? ((const float4*)x)[i] : make_float4(0, 0, 0, 0);
-    }
+        for (int e = 0; e < EACH; ++e) {
+            const int i = e * 256 + member;
+            value[e] = i < K / 4 ? ((const float4*)(x + t * K))[i] : make_float4(0, 0, 0, 0);
+        }
 #if PROLOGUE == NORMED
-    float sum = 0.0f;
-#pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-        sum = fmaf(value[e].x, value[e].x, sum);
-        sum = fmaf(value[e].y, value[e].y, sum);
-        sum = fmaf(value[e].z, value[e].z, sum);
-        sum = fmaf(value[e].w, value[e].w, sum);
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) sums[warp] = sum;
-    __syncthreads();
-    sum = 0.0f;
-#pragma unroll
-    for (int w = 0; w < WARPS; ++w) sum += sums[w];
-    const float scale = rsqrtf(sum / K + eps);
-#endif
-#pragma unroll
-    for (int e = 0; e < EACH; ++e) {
-        const int i = e * 256 + threadIdx.x;
-        if (i >= K / 4) continue;
-#if PROLOGUE == NORMED
-        value[e] = times(times(value[e], factor[e]), scale);
-#elif PROLOGUE == GATED
-        const float* squares = norm + i * 4 / HEAD * PARTS;
         float sum = 0.0f;
 #pragma unroll
-        for (int part = 0; part < PARTS; ++part) sum += squares[part];
-        value[e] = times(value[e], rsqrtf(sum / HEAD + eps));
+        for (int e = 0; e < EACH; ++e) {
+            sum = fmaf(value[e].x, value[e].x, sum);
+            sum = fmaf(value[e].y, value[e].y, sum);
+            sum = fmaf(value[e].z, value[e].z, sum);
+            sum = fmaf(value[e].w, value[e].w, sum);
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) sums[t][member / 32] = sum;
+        __syncthreads();
+        sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < 8; ++w) sum += sums[t][w];
+        const float scale = rsqrtf(sum / K + eps);
 #endif
-        shared[place(i)] = value[e];
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+            const int i = e * 256 + member;
+            if (i >= K / 4) continue;
+#if PROLOGUE == NORMED
+            value[e] = times(times(value[e], factor[e]), scale);
+#elif PROLOGUE == GATED
+            const float* squares = norm + (t * K + i * 4) / HEAD * PARTS;
+            float sum = 0.0f;
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part) sum += squares[part];
+            value[e] = times(value[e], rsqrtf(sum / HEAD + eps));
+#endif
+            shared[t * (K / 4) + place(i)] = value[e];
+        }
     }
     __syncthreads();
     for (; task < TASKS; task += stride) {
-        float total[ROWS];
+        float total[TOKENS][ROWS];
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) total[r] = 0.0f;
+        for (int t = 0; t < TOKENS; ++t)
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) total[t][r] = 0.0f;
 #if EPILOGUE == CONV || EPILOGUE == RESIDUAL  // lane r finishes row r: ask for what that takes now
         const int mine = task * ROWS + lane;
         const bool finishes = lane < ROWS && mine < N;
@@ -148,7 +164,9 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
             line[i] = mixes && i + 1 < TAPS ? to_float(window[i * CHANNELS + mine]) : 0.0f;
         }
 #elif EPILOGUE == RESIDUAL
-        const float before = finishes ? out[mine] : 0.0f;
+        float before[TOKENS];
+#pragma unroll
+        for (int t = 0; t < TOKENS; ++t) before[t] = finishes ? out[t * pitch + mine] : 0.0f;
 #endif
 #pragma unroll(BATCHES <= 4 ? BATCHES : 2)
         for (int batch = 0; batch < BATCHES; ++batch) {
@@ -159,16 +177,20 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
             for (int u = 0; u < UNROLL; ++u) {
                 const int chunk = (batch * UNROLL + u) * 32 + lane;
                 if (CHUNKS % (32 * UNROLL) == 0 || chunk < CHUNKS) {
-                    float xv[VEC];
+                    float w[ROWS][VEC];
 #pragma unroll
-                    for (int half = 0; half < VEC / 4; ++half)
-                        *(float4*)(xv + 4 * half) = shared[half * CHUNKS + chunk];
+                    for (int r = 0; r < ROWS; ++r) widen(now[r][u], w[r]);
 #pragma unroll
-                    for (int r = 0; r < ROWS; ++r) {
-                        float w[VEC];
-                        widen(now[r][u], w);
+                    for (int t = 0; t < TOKENS; ++t) {
+                        float xv[VEC];
 #pragma unroll
-                        for (int i = 0; i < VEC; ++i) total[r] = fmaf(w[i], xv[i], total[r]);
+                        for (int half = 0; half < VEC / 4; ++half)
+                            *(float4*)(xv + 4 * half) = shared[t * (K / 4) + half * CHUNKS + chunk];
+#pragma unroll
+                        for (int r = 0; r < ROWS; ++r)
+#pragma unroll
+                            for (int i = 0; i < VEC; ++i)
+                                total[t][r] = fmaf(w[r][i], xv[i], total[t][r]);
                     }
                 }
             }
@@ -178,42 +200,49 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
                 for (int u = 0; u < UNROLL; ++u) now[r][u] = next[r][u];
         }
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r) total[r] = warp_sum(total[r]);
+        for (int t = 0; t < TOKENS; ++t) {
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) total[t][r] = warp_sum(total[t][r]);
 #if EPILOGUE == SWIGLU
 #pragma unroll
-        for (int r = 0; r < ROWS / 2; ++r) {
-            const int row = task * (ROWS / 2) + r;
-            if (lane == r && row < N) out[row] = silu(total[r]) * total[r + ROWS / 2];
-        }
+            for (int r = 0; r < ROWS / 2; ++r) {
+                const int row = task * (ROWS / 2) + r;
+                if (lane == r && row < N)
+                    out[t * pitch + row] = silu(total[t][r]) * total[t][r + ROWS / 2];
+            }
 #else
-        float y = total[0];
+            float y = total[t][0];
 #pragma unroll
-        for (int r = 1; r < ROWS; ++r) y = lane == r ? total[r] : y;
+            for (int r = 1; r < ROWS; ++r) y = lane == r ? total[t][r] : y;
 #if EPILOGUE == CONV
-        if (mixes) {  // window: TAPS - 1 lines, oldest first
-            const elem last = from_float(y);
-            line[TAPS - 1] = to_float(last);  // what later tokens will see of this one
+            if (mixes && t < live) {  // window: TAPS - 1 lines, oldest first
+                const elem last = from_float(y);
+                line[TAPS - 1] = to_float(last);  // what later tokens will see of this one
+                y = 0.0f;
 #pragma unroll
-            for (int i = 0; i + 2 < TAPS; ++i)
-                window[i * CHANNELS + mine] = from_float(line[i + 1]);
-            window[(TAPS - 2) * CHANNELS + mine] = last;
-            y = 0.0f;
+                for (int i = 0; i < TAPS; ++i) y = fmaf(line[i], tap[i], y);
+                y = silu(y);
 #pragma unroll
-            for (int i = 0; i < TAPS; ++i) y = fmaf(line[i], tap[i], y);
-            y = silu(y);
-        }
-        if (finishes) out[mine] = y;
+                for (int i = 0; i + 1 < TAPS; ++i) line[i] = line[i + 1];
+                elem* to = ladder ? ladder + t * ladder_pitch : window;
+                if (ladder || t + 1 == live)
+#pragma unroll
+                    for (int i = 0; i + 1 < TAPS; ++i)
+                        to[i * CHANNELS + mine] = from_float(line[i]);
+            }
+            if (finishes) out[t * pitch + mine] = y;
 #elif EPILOGUE == RESIDUAL
-        if (finishes) out[mine] = before + y;
+            if (finishes) out[t * pitch + mine] = before[t] + y;
 #else
-        if (lane < ROWS && task * ROWS + lane < N) out[task * ROWS + lane] = y;
+            if (lane < ROWS && task * ROWS + lane < N) out[t * pitch + task * ROWS + lane] = y;
 #endif
 #endif
+        }
     }
 #if EPILOGUE == LOGITS
     // No other kernel of this fold reads them any more, and no block of this one does.
-    if (blockIdx.x == 0 && threadIdx.x == 0) {
-        *position += shift ? *shift : 1;
+    if (position && blockIdx.x == 0 && threadIdx.x == 0) {
+        *position += count ? *count : 1;
         if (counter) *counter += 1;
     }
 #endif

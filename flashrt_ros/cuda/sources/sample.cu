@@ -160,7 +160,8 @@ DEVICE u64 select(const Candidates& c, bool by_mass, u64 wanted, int bits, bool 
         for (int i = 0; i < FEW; ++i) {
             const u64 value = c.order[i] & ((1ull << bits) - 1);
             if ((c.kept >> i & 1) && value >> above_bits == prefix)
-                atomicAdd(bins + (value >> shift & ((1 << width) - 1)), by_mass ? c.mass[i] : 1ull);
+                atomicAdd(bins + (value >> shift & ((1 << width) - 1)),
+                          by_mass ? c.mass[i] : 1ull);
         }
         __syncthreads();
         u32 digit;
@@ -189,26 +190,50 @@ DEVICE void keep_from(Candidates& c, u64 last) {
     for (int i = 0; i < FEW; ++i) c.kept &= ~((u32)(c.order[i] < last) << i);
 }
 
-DEVICE void finish(int token, const i64* position, int* mailbox, u64* box, u32* sent,
-                   const elem* table, float* x, int* tokens) {
+// What becomes of a token. A step's goes out and into the fold; said, where there is one, collects
+// the tokens that a block is checked against, and only the last of them is announced.
+struct Out {
+    const i64* position;
+    int* mailbox;
+    u64* box;
+    u32* sent;
+    const elem* table;
+    float* x;
+    int* tokens;
+    int* said;
+    volatile int* heard;
+    int index, block;
+};
+
+DEVICE void finish(int token, const Out& to) {
     if (threadIdx.x == 0) {
-        *mailbox = token;
-        tokens[*position] = token;
-        const u32 number = *sent + 1;
-        *sent = number;
-        *(volatile u64*)box = (u64)number << 32 | (u32)token;  // one store: never half a message
-        __threadfence_system();
+        if (to.said) {
+            to.said[to.index] = token;
+            to.heard[to.index] = token;
+            __threadfence_system();
+        } else {
+            *to.mailbox = token;
+            to.tokens[*to.position] = token;
+        }
+        if (to.index == to.block - 1) {
+            const u32 number = *to.sent + 1;
+            *to.sent = number;
+            *(volatile u64*)to.box = (u64)number << 32 | (u32)token;  // never half a message
+            __threadfence_system();
+        }
     }
+    if (to.said) return;
 #pragma unroll 8
     for (int i = threadIdx.x; i < HIDDEN; i += THREADS)
-        x[i] = to_float(table[(i64)token * HIDDEN + i]);
+        to.x[i] = to_float(to.table[(i64)token * HIDDEN + i]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 sample(const float* logits, const float* temperature, const float* top_p, const int* top_k,
        const i64* seed, const i64* counter, const i64* position, int* mailbox, u64* box,
-       u32* sent, const elem* table, float* x, int* tokens, Work* work, const char* ahead,
-       i64 ahead_bytes) {
+       u32* sent, const elem* table, float* x, int* tokens, Work* work, int* said, int* heard,
+       int index, int block, const char* ahead, i64 ahead_bytes) {
+    const Out goes = {position, mailbox, box, sent, table, x, tokens, said, heard, index, block};
     __shared__ u64 room[THREADS / 32];
     __shared__ u64 local[2][BINS];
     __shared__ bool last;
@@ -246,7 +271,7 @@ sample(const float* logits, const float* temperature, const float* top_p, const 
             work->finished = 0;
         }
         __syncthreads();
-        finish(token, position, mailbox, box, sent, table, x, tokens);
+        finish(token, goes);
         return;
     }
     meet(work);
@@ -316,11 +341,11 @@ sample(const float* logits, const float* temperature, const float* top_p, const 
                 wanted = nucleus(total_mass(c, room));
             }
             if (by_mass) keep_from(c, select(c, true, wanted, 54, false, bins, room));
-            const u64 draw = __umul64hi(random_bits(*seed, *counter) << 11, total_mass(c, room));
+            const u64 draw = __umul64hi(random_bits(*seed, *counter + index) << 11, total_mass(c, room));
             const u64 place = select(c, true, draw + 1, 22, true, bins, room);
             for (int i = tid; i < 2 * BINS; i += THREADS) work->coarse[0][i] = 0;
             if (tid == 0) work->best = work->listed = work->finished = 0;
-            finish(0x3fffff - (int)place, position, mailbox, box, sent, table, x, tokens);
+            finish(0x3fffff - (int)place, goes);
             return;
         }
         meet(work);  // everyone has read these
@@ -396,7 +421,7 @@ sample(const float* logits, const float* temperature, const float* top_p, const 
         if (b < blockIdx.x) before += part;
         total += part;
     }
-    const u64 u = random_bits(*seed, *counter);
+    const u64 u = random_bits(*seed, *counter + index);
     const u64 draw = __umul64hi(u << 11, total);  // floor(u 2^-53 total) < total
     u64 seen = before + to - sum;
     if (tid == 0) last = before <= draw && draw < before + look(&work->sums[2][blockIdx.x]);
@@ -410,16 +435,35 @@ sample(const float* logits, const float* temperature, const float* top_p, const 
                 if (seen > draw) { token = id; break; }
             }
     __syncthreads();
-    finish(token, position, mailbox, box, sent, table, x, tokens);
+    finish(token, goes);
 }
 
-// Fold a known token: its embedding in front of the first layer, its id in its row.
+// Fold known tokens: their embeddings in front of the first layer, their ids in their rows. The
+// first of a block may be one that was just chosen. One block a token; *count are live.
 extern "C" __global__ void __launch_bounds__(THREADS)
-embed(const int* ids, const i64* position, const elem* table, float* x, int* tokens) {
+embed(const int* ids, const int* chosen, const i64* count, const i64* position, const elem* table,
+      float* x, int* tokens) {
+    const int t = blockIdx.x;
     start_next();
     wait_inputs();
-    const int token = ids[0];
-    if (threadIdx.x == 0) tokens[*position] = token;
+    const bool live = !count || t < *count;
+    const int token = !live ? 0 : t == 0 && chosen ? *chosen : ids[t];
+    if (live && threadIdx.x == 0) tokens[*position + t] = token;
     for (int i = threadIdx.x; i < HIDDEN; i += blockDim.x)
-        x[i] = to_float(table[(i64)token * HIDDEN + i]);
+        x[(i64)t * HIDDEN + i] = to_float(table[(i64)token * HIDDEN + i]);
+}
+
+// The rest of a ladder's boundaries: what the fixed block says after t + 1 more tokens. One block
+// of threads a token; bytes [begin, end) do not change, position and counter do.
+extern "C" __global__ void __launch_bounds__(32)
+foresee(const char* fixed, char* ladder, i64 pitch, i64 begin, i64 end, i64 position, i64 counter) {
+    char* to = ladder + blockIdx.x * pitch;
+    start_next();
+    wait_inputs();
+    for (i64 i = begin + threadIdx.x * 4; i < end; i += 128)
+        *(int*)(to + i) = *(const int*)(fixed + i);
+    __syncwarp();
+    if (threadIdx.x) return;
+    *(i64*)(to + position) = *(const i64*)(fixed + position) + blockIdx.x + 1;
+    *(i64*)(to + counter) = *(const i64*)(fixed + counter) + blockIdx.x + 1;
 }
