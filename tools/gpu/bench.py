@@ -81,6 +81,21 @@ def ahead(model, context: int) -> dict[str, list[float]]:
     return found
 
 
+def blocks(plan, positions=(1024, 4096, 16384)) -> list[dict]:
+    """Microseconds of a step beside a block of four known tokens and a verified draft."""
+    watch, rows = common.Stopwatch(20), []
+    plan.mail.send([1, 2, 3, 4])
+    for position in positions:
+        row: dict = {'position': position}
+        for name in ('step', 'fold', 'few', 'verify'):
+            at(plan, position)
+            row[name] = round(watch(plan.graphs[name].replay,
+                                    before=lambda q=position: plan.arena.set_position(q)), 1)
+        rows.append(row)
+    plan.mail.forget()
+    return rows
+
+
 def parts(model, plan, position: int = 4096) -> dict[str, float]:
     """Microseconds of each kind of launch in a step: all of a kind in a graph of their own."""
     at(plan, position)

@@ -28,7 +28,7 @@ RIGHT = ('agrees', 'oracle', 'graph', 'capture', 'sampler', 'lineage', 'stream',
 #: sections that are checks of `flashrt-ros verify`
 CONTRACT = {'graph': 'graph_equals_eager', 'capture': 'capture_side_effect_free',
             'lineage': 'lineage', 'stream': 'stream_ordered_save', 'stable': 'stable_addresses'}
-FAST = ('ahead', 'decode', 'parts', 'prefill', 'profile', 'capsules', 'first_token')
+FAST = ('ahead', 'decode', 'blocks', 'parts', 'prefill', 'profile', 'capsules', 'first_token')
 
 
 def measure(spec: str, context: int, sections: list[str], run) -> None:
@@ -36,6 +36,7 @@ def measure(spec: str, context: int, sections: list[str], run) -> None:
     works = {
         'ahead': lambda: bench.ahead(model, context),
         'decode': lambda: bench.decode(model, plan),
+        'blocks': lambda: bench.blocks(plan),
         'parts': lambda: bench.parts(model, plan),
         'prefill': lambda: bench.prefill(plan),
         'profile': lambda: {f'{name} at {position}': bench.profile(plan, name, position)
@@ -112,6 +113,8 @@ def main() -> int:
                 spec, 'bfloat16', ['graph_equals_eager']))
         if 'oracle' in sections:
             run(f'oracle {spec}', lambda spec=spec: correctness.oracle(spec, 'bfloat16'))
+        if 'drafts' in sections:
+            run(f'drafts {spec}', lambda spec=spec: correctness.drafts(spec, 'bfloat16'))
         if 'sampler' in sections:
             run(f'sampler {spec}', lambda spec=spec: correctness.sampler(spec))
         if set(FAST) & set(sections):

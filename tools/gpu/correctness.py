@@ -35,6 +35,41 @@ def agrees(spec: str, dtype: str) -> dict:
     return {'ok': ok, 'ours': ours, 'torch': theirs}
 
 
+def drafts(spec: str, dtype: str, positions=(40, 126, 700)) -> dict:
+    """Blocks and verified drafts against steps: every live byte, over positions and guesses."""
+    model, plan = common.build(spec, dtype, 1024)
+    arena, wrong, checked = plan.arena, [], 0
+    for position in positions:
+        for settings in (sampling.Sampling(), sampling.Sampling(0.9, 40, 0.95, 7)):
+            arena.reset()
+            text = common.ids(position, model.config.vocab_size)
+            for start in range(0, position, plan.grid):
+                plan.append(text[start:start + plan.grid])
+            sampling.write(arena, settings, 3)
+            torch.cuda.synchronize()
+            start_bytes, true, after = arena.storage.clone(), [], []
+            for _ in range(4):
+                true.append(plan.step())
+                after.append([part.clone() for part in arena.live_bytes()])
+            for right in range(6):  # 5: known tokens in one block
+                arena.storage.copy_(start_bytes)
+                arena.set_position(position)
+                guesses = [*true[:right], *((token + 1) % 256 for token in true[right:])]
+                said: list[int] = []
+                if right < 5:
+                    taken = plan.verify(guesses, said.append)
+                else:
+                    plan.append(true)
+                    arena['sampler.counter'].add_(4)
+                    taken, said = 4, true
+                same = [bool((a == b).all().item()) for a, b in
+                        zip(arena.live_bytes(), after[taken - 1], strict=True)]
+                checked += 1
+                if taken != max(1, min(4, right)) or said != true[:taken] or not all(same):
+                    wrong.append((position, settings.temperature, right, taken, same))
+    return {'ok': not wrong, 'checked': checked, 'wrong': wrong[:6]}
+
+
 def sampler(spec: str) -> dict:
     """Tokens of the device against the reference on the CPU, same logits, settings, counters."""
     model, plan = common.build(spec, 'bfloat16', 64)
