@@ -9,7 +9,8 @@ reading from the page cache does, and a disk is quicker when it is asked for sev
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import lru_cache
 import os
 
 from blake3 import blake3
@@ -22,6 +23,19 @@ BLOCK = 1 << 20  # bytes read and hashed at a time: large enough to stream, smal
 WIDE = 8 << 20  # bytes at a time where several threads hash one region
 WORKERS = 16  # threads at most; memory is the limit well before
 _VIEWS = 256  # memory views a system call takes, well below the limit of the kernel
+
+@lru_cache(maxsize=1)
+def _readers() -> ThreadPoolExecutor:
+    """Return the threads that read, started once: starting them takes longer than small files."""
+    return ThreadPoolExecutor(_cores(), thread_name_prefix='flashrt-read')
+
+
+os.register_at_fork(after_in_child=_readers.cache_clear)  # a fork has none of its parent's threads
+
+
+def _cores() -> int:
+    return min(len(os.sched_getaffinity(0)), WORKERS)
+
 
 Target = Callable[[Region], Iterable[memoryview] | None]
 
@@ -40,7 +54,7 @@ def read_payload(fd: int, regions: Sequence[Region], digests: dict[str, str], ta
         jobs.append((region, offset, target(region)))
         offset += region.nbytes
     total = sum(region.nbytes for region in regions)
-    workers = min(len(os.sched_getaffinity(0)), WORKERS)
+    workers = _cores()
     large = sum(region.nbytes * workers > total for region in regions)
 
     def work(region: Region, start: int, place: Iterable[memoryview] | None) -> str:
@@ -65,14 +79,14 @@ def read_payload(fd: int, regions: Sequence[Region], digests: dict[str, str], ta
         for region, start, place in jobs:
             check(region, work(region, start, place))
         return
-    with ThreadPoolExecutor(workers, thread_name_prefix='flashrt-read') as pool:
-        results = [pool.submit(work, *job) for job in jobs]
-        try:
-            for (region, _, _), result in zip(jobs, results, strict=True):
-                check(region, result.result())
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    results = [_readers().submit(work, *job) for job in jobs]
+    try:
+        for (region, _, _), result in zip(jobs, results, strict=True):
+            check(region, result.result())
+    finally:
+        for result in results:
+            result.cancel()
+        wait(results)  # whoever gave the memory gets it back when nobody writes into it any more
 
 
 def _nowhere(region: Region, block: int) -> Iterator[memoryview]:
