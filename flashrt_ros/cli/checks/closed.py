@@ -25,6 +25,8 @@ def closed_manifest(engine: Engine, sizes: Sizes) -> Check:
             plan.append(state.random_ids(arena, count, sizes.seed))
         for _ in range(3):
             plan.step()
+        if on_device:
+            plan.verify([1, 2, 3], lambda token: None)
 
     state.begin(engine, sizes, length=100, salt=8)
     frozen, _ = engine.lineage.save()
@@ -57,7 +59,7 @@ def _closed_on_a_device(engine: Engine, replay: Callable[[], None]) -> Check:
     findings = verdict.changed[:4] + verdict.survivors[:4]
     refused, buffers = _refusals(engine)
     own = {name: t for name, t in work.items() if t.device.type == 'cuda'}
-    pinned = {name.split('.')[0] for name, t in work.items() if t.device.type == 'cpu'}
+    pinned = {name.rstrip('.0123456789') for name, t in work.items() if t.device.type == 'cpu'}
     detail = (f'{verdict.digested} bytes in {verdict.segments} segments of the device (weights '
               f'and pool too) and {verdict.host} bytes of tensors on the host digested before and '
               f'after a replay of {moved} tokens; it may write arena, scratch, '

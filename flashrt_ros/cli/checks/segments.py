@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from types import FunctionType, MethodType
 from typing import Any, TYPE_CHECKING
 
 import torch
@@ -122,6 +123,12 @@ def work_space(engine: Engine) -> dict[str, torch.Tensor]:
             seen.add(id(item))
             for index, value in enumerate(item):
                 visit(value, f'{name}.{index}', into)
+        elif isinstance(item, MethodType):
+            visit(item.__self__, name, into)
+        elif isinstance(item, FunctionType) and item.__module__.startswith('flashrt_ros.cuda'):
+            seen.add(id(item))  # what a graph was captured from may be held by nothing else
+            for index, cell in enumerate(item.__closure__ or ()):
+                visit(cell.cell_contents, f'{name}.{index}', into)
         elif type(item).__module__.startswith('flashrt_ros.cuda'):
             seen.add(id(item))
             if isinstance(item, Weights):  # read only: not one byte of it may change
