@@ -148,7 +148,9 @@ class Toolbox:
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
         self.arch = architecture(device)
-        self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        properties = torch.cuda.get_device_properties(device)
+        self.multiprocessors = properties.multi_processor_count
+        self.shared = getattr(properties, 'shared_memory_per_block_optin', 48 << 10)  # bytes
         self._element = dtype.itemsize * 8
         self._modules: dict[tuple, ctypes.c_void_p] = {}
         self._kernels: dict[tuple, Kernel] = {}
