@@ -62,7 +62,7 @@ def verify(
         engine = open_engine(model, dtype=dtype, device=device, context=context,
                              directory=directory, threads=threads,
                              pool_bytes=pool_bytes(model, dtype, device, context,
-                                                   rows=16 * context, blocks=64))
+                                                   rows=16 * context, blocks=40))
         try:
             facts = engine.facts()
             done = []
