@@ -192,6 +192,7 @@ def regular_file(path: str | os.PathLike | int) -> Iterator[tuple[int, int]]:
     :raises UnknownCapsule: there is no such file. :raises Corrupt: it is no regular file.
     :raises Storage: for any other OSError, also those raised inside the block.
     """
+    shown = f'/proc/self/fd/{path}' if isinstance(path, int) else os.fspath(path)
     fd = -1
     try:
         faults.point('atomic.open')
@@ -203,18 +204,18 @@ def regular_file(path: str | os.PathLike | int) -> Iterator[tuple[int, int]]:
         info = os.fstat(fd)
         if not stat.S_ISREG(info.st_mode):
             kind = 'a directory' if stat.S_ISDIR(info.st_mode) else 'no regular file'
-            raise Corrupt(f'The path {os.fspath(path)!r} is {kind}, hence no capsule; move it '
+            raise Corrupt(f'The path {shown!r} is {kind}, hence no capsule; move it '
                           'away.')
         yield fd, info.st_size
     except FileNotFoundError as error:
-        raise UnknownCapsule(f'There is no capsule file {os.fspath(path)!r}; list the capsules '
+        raise UnknownCapsule(f'There is no capsule file {shown!r}; list the capsules '
                              'to see which there are.') from error
     except ValueError as error:
         if fd >= 0:
             raise
-        raise UnknownCapsule(f'The path {ascii(os.fspath(path))} can be no file name.') from error
+        raise UnknownCapsule(f'The path {ascii(shown)} can be no file name.') from error
     except OSError as error:
-        raise storage_error(error, 'Reading', path) from error
+        raise storage_error(error, 'Reading', shown) from error
     finally:
         if fd >= 0:
             os.close(fd)
