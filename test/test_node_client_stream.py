@@ -18,7 +18,7 @@ from rclpy.callback_groups import ReentrantCallbackGroup  # noqa: E402
 from flashrt_ros import srv  # noqa: E402
 from flashrt_ros.action import Generate  # noqa: E402
 from flashrt_ros.client import FlashrtClient  # noqa: E402
-from flashrt_ros.msg import Token  # noqa: E402
+from flashrt_ros.msg import NodeState, Token  # noqa: E402
 
 WORDS = ('the ', 'red ', 'cup')
 
@@ -141,6 +141,23 @@ def test_nothing_is_asked_before_the_node_knows_the_client():
         peer.close()
         server.action.destroy()
         other.close()
+
+
+def test_a_server_that_comes_back_is_greeted_again():
+    peer = Peer('/slow')
+    try:
+        for _ in range(2):
+            other = Peer('/elsewhere')
+            other.node.create_publisher(NodeState, '/slow/state', 1)
+            server = SlowServer(other, '/slow', 0)
+            until(lambda: peer.client.is_ready())
+            assert peer.client.list() == []
+            assert server.calls[0] == 'get_state' and server.calls[-1] == 'list_capsules'
+            server.action.destroy()
+            other.close()
+            until(lambda: not peer.client.is_ready())
+    finally:
+        peer.close()
 
 
 def test_the_first_call_of_each_client_is_answered(tmp_path):
