@@ -12,26 +12,23 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 import threading
 import time
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-import torch
 
-from flashrt_ros.capsule import codec, faults
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.capsule import Capsule
-from flashrt_ros.capsule.codec import Header, Image, Pieces
 from flashrt_ros.capsule.files import Files
 from flashrt_ros.capsule.fingerprint import Fingerprint
-from flashrt_ros.capsule.lane import Lane, Staging
+from flashrt_ros.capsule.lane import Lane
 from flashrt_ros.capsule.lineage import Lineage
-from flashrt_ros.capsule.pool import Frozen, PAGE, Pages, pages_for, Pool, PoolFull
+from flashrt_ros.capsule.pool import Frozen, Pages, pages_for, Pool, PoolFull
 from flashrt_ros.capsule.room import choose
 from flashrt_ros.capsule.tiers import Tier
-from flashrt_ros.capsule.transfer import bring, Place, spans
+from flashrt_ros.capsule.transfer import bring
+from flashrt_ros.capsule.upload import Upload
 from flashrt_ros.errors import Capacity, Corrupt, Incompatible, NameExists, UnknownCapsule
 
 T = TypeVar('T')
@@ -53,7 +50,6 @@ class Tiers:
         self.pool = lineage.pool
         self.host = host
         self.fingerprint = fingerprint
-        self.capacity = capacity
         self.disk = disk
         #: light boundaries that may be given up when blocks are short: how, and the block
         self.light: Callable[[], list[tuple[Shed, int]]] = list
@@ -61,9 +57,7 @@ class Tiers:
         self._parked: list[Capsule] = []  # boundaries of parked sessions
         self._lock = threading.RLock()  # the table: the writer takes entries out too
         self.lane = Lane(self.pool.blocks.device)
-        self._staging = Staging(self.pool.manifest.storage_bytes(capacity))
-        if disk is not None and self.pool.blocks.is_cuda:
-            self._staging.take(0)  # pinning takes long: now, and not with the first restore
+        self._upload = Upload(self.pool, capacity, disk, self.lane)
         self.files = (Files(disk, fingerprint, self, Lane(self.lane.device))
                       if disk is not None else None)
 
@@ -281,7 +275,11 @@ class Tiers:
                     capsule.frozen, _ = bring(self.host, capsule.on_host, self.pool,
                                               self.make_room, self.lane)
                 else:
-                    capsule.frozen = self._upload(capsule)
+                    capsule.frozen = self._upload.bring_up(capsule, self.fingerprint,
+                                                           self.make_room)
+        except UnknownCapsule:
+            self.gone(capsule)
+            raise
         finally:
             capsule.moving = False
         if capsule.file is not None and self.files is not None:
@@ -321,76 +319,6 @@ class Tiers:
             finally:
                 if block is not None:
                     self.pool.release(block)
-
-    def _read(self, capsule: Capsule, **where: Any) -> Image:
-        if self.disk is None:
-            raise UnknownCapsule(f'capsule {capsule.name!r} was dropped; save it again.')
-        if capsule.file is not None:
-            return codec.read(capsule.file.fd, self.pool.manifest, **where)
-        try:
-            image = self.disk.get(capsule.name, self.pool.manifest, self.fingerprint,
-                                  capacity=self.capacity, **where)
-        except UnknownCapsule:
-            self.gone(capsule)
-            raise
-        _same(capsule, image.header)
-        return image
-
-    def _upload(self, capsule: Capsule) -> Frozen:
-        """Read a file; on a CPU straight into the pages, on a device by way of pinned memory."""
-        position = capsule.position
-        block, pages = capsule.uids or (0, np.zeros(pages_for(position), dtype=np.int64))
-        with Place(self.pool, (block, pages), self.make_room) as place:
-            if self.pool.blocks.is_cuda:
-                self._by_staging(capsule, place)
-            else:
-                image = self._read(capsule, into=partial(self._pieces, capsule, place))
-                if place.new_block:
-                    faults.point('tier.block')
-                    self.pool.blocks[place.block].copy_(image.fixed)
-            known = pages.copy()
-            if position % PAGE:
-                known[-1] = 0  # only as full as this capsule needs it: no page of that uid
-            place.name(known[place.missing], block)
-            return Frozen(position, place.block, place.pages)
-
-    def _by_staging(self, capsule: Capsule, place: Place) -> None:
-        """Read a file into pinned memory; what is checked goes up while the rest is read."""
-        wanted = np.flatnonzero(place.missing)
-        places = list(spans(wanted, place.pages[place.missing]))
-
-        def send(name: str, pieces: list[torch.Tensor]) -> None:
-            faults.point('tier.rows')
-            target = self.pool.rows.view(name)
-            for first, second, count in places:
-                rows = min(count * PAGE, capsule.position - first * PAGE)
-                target[second * PAGE:second * PAGE + rows].copy_(
-                    pieces[0][first * PAGE:first * PAGE + rows], non_blocking=True)
-        try:
-            with self.lane.copying(self.pool):
-                image = self._read(capsule, allocate=self._staging.take, ready=send)
-                if place.new_block:
-                    faults.point('tier.block')
-                    self.pool.blocks[place.block].copy_(image.fixed, non_blocking=True)
-        finally:
-            self._staging.until(self.pool.pending)
-        self.pool.join()
-
-    def _pieces(self, capsule: Capsule, place: Place, header: Header) -> Pieces:
-        """Where the rows of a file go: into new pages; those of pages that are there, nowhere."""
-        _same(capsule, header)
-        result: Pieces = {buffer.name: [] for buffer in self.pool.manifest.rows}
-        for start, count, there in place.stretches(header.position):
-            for buffer in self.pool.manifest.rows:
-                view = self.pool.rows.view(buffer.name)[start:start + count]
-                result[buffer.name].append(torch.empty_like(view) if there else view)
-        return result
-
-
-def _same(capsule: Capsule, header: Header) -> None:
-    if header.id != capsule.id or header.position != capsule.position:
-        raise Corrupt(f'the file of capsule {capsule.name!r} was replaced by another one; list the '
-                      'capsules again.')
 
 
 def _places(frozen: Frozen | None, full: PoolFull) -> Pages:
