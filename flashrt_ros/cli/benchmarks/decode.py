@@ -125,6 +125,7 @@ def row(engine: Engine, oracle: Oracle | None, compiled: Compiled | None, positi
             'transformers_compiled_tokens_per_second': round(1e3 / theirs_compiled.median, 2),
             **theirs_compiled.document('transformers_compiled_token'),
             'transformers_compiled_cache_rows': compiled.rows if compiled else 0,
+            'transformers_compiled_graphs_skipped': compiled.skipped() if compiled else 0,
             'ratio_compiled': round(theirs_compiled.median / ours.median, 3)})
     return document
 

@@ -84,6 +84,12 @@ class Compiled(Oracle):
         return self._choose(self._step(
             input_ids=self.token, past_key_values=self.cache, use_cache=True))
 
+    @staticmethod
+    def skipped() -> int:
+        """Count the compiled pieces that run without a captured graph, for what it is worth."""
+        from torch._dynamo.utils import counters
+        return int(counters['inductor'].get('cudagraph_skips', 0))
+
 
 def load(engine: Engine, dtype: torch.dtype | None = None) -> tuple[Oracle | None, str]:
     """
