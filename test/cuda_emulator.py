@@ -27,7 +27,7 @@ def without_assembler(text: str) -> str:
     """Cut out functions that hold inline assembler or are its counterparts; device.h has them."""
     names = '|'.join(('pack_bf16', 'load_once', 'start_next', 'wait_inputs', 'shared_at',
                       'copy_async', 'commit', 'arrive', 'matrices', 'matrices_turned', 'multiply',
-                      'fast_exp', 'fast_inverse'))
+                      'fast_exp2', 'fast_inverse'))
     pattern = re.compile(rf'^(template <int PENDING> )?DEVICE \w+ ({names})\(', re.MULTILINE)
     while match := pattern.search(text):
         at, depth = text.index('{', match.start()), 0

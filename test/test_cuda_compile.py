@@ -25,6 +25,8 @@ VARIANTS = [
     ('sample.cu', {'V': 248320, 'HIDDEN': 1024, 'BLOCKS': 8}),
     ('chunk.cu', {'HIDDEN': 1024, 'MLP': 3584}),
     ('chunk.cu', {**HEADS, 'CHANNELS': 8192, 'TAPS': 4}),
+    ('chunk_delta.cu', {**HEADS, 'CHANNELS': 8192, 'TAPS': 4, 'SUB': 64}),
+    ('chunk_scan.cu', {**HEADS, 'CHANNELS': 8192, 'TAPS': 4, 'SUB': 64, 'STAGES': 2}),
     ('chunk_attend.cu', {**ATTENTION, 'SIZE': 32}),
     ('copy.cu', {}),
 ]

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import hashlib
 import os
 from pathlib import Path
+import re
 from typing import Any
 
 from flashrt_ros.errors import DeviceFault
@@ -28,9 +29,17 @@ def cache_directory() -> Path:
 
 
 def source_text(name: str) -> str:
-    """Return a source with the helpers in front."""
-    return (f'{(SOURCES / HEADER).read_text(encoding="utf-8")}\n#line 1 "{name}"\n'
-            f'{(SOURCES / name).read_text(encoding="utf-8")}')
+    """Return a source with the helpers in front and our own headers in place."""
+    return (f'{_read(HEADER)}\n#line 1 "{name}"\n'
+            + re.sub(r'^#include "(\w+\.cuh)"$', _header, _read(name), flags=re.MULTILINE))
+
+
+def _read(name: str) -> str:
+    return (SOURCES / name).read_text(encoding='utf-8')
+
+
+def _header(found: re.Match) -> str:
+    return _read(found[1])
 
 
 def sources_digest() -> str:

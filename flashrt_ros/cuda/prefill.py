@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flashrt_ros.arena import Arena, POSITION
 from flashrt_ros.cuda.decode import Decode, Weights
+from flashrt_ros.cuda.delta_rule import DeltaRule, Operands
 from flashrt_ros.cuda.driver import Launch, Toolbox
 from flashrt_ros.models.layers.attention import GatedAttention
 from flashrt_ros.models.layers.delta_net import GatedDeltaNet
@@ -110,7 +111,7 @@ class Prefill:
                 values = layer.value_heads * layer.value_dim
                 wide = max(wide, layer.channels + values + 2 * layer.value_heads)
                 joined = max(joined, values)
-                room.plan('conv', (size, layer.channels), torch.float32)
+                self._rule(layer).plan(room)
                 room.plan('read', (size, values), torch.float32)
             elif isinstance(layer, GatedAttention):
                 wide = max(wide, 2 * (layer.heads + layer.kv_heads) * layer.head_dim)
@@ -148,32 +149,29 @@ class Prefill:
             self._x, self._y if self._pending else None, norm, float(eps), out), **self._dense())
         self._pending = True
 
+    def _rule(self, layer: GatedDeltaNet) -> DeltaRule:
+        return DeltaRule(layer, self.model.dtype, self.size, self.tools.shared)
+
     def _delta(self, layer: GatedDeltaNet) -> None:
         room, size, arena, weights = self.room, self.size, self.arena, self.weights
         parameters = self.model.parameters
         base = f'model.layers.{layer.index}'
         mixer = f'{base}.linear_attn'
         inner = weights.matrix(f'{mixer}.in')
-        taps = parameters[f'{mixer}.conv1d.weight']
-        heads, k_dim, v_dim = layer.value_heads, layer.key_dim, layer.value_dim
-        columns = min(32, v_dim)
-        sizes = {'CHANNELS': layer.channels, 'TAPS': layer.kernel, 'HK': layer.key_heads,
-                 'HV': heads, 'DK': k_dim, 'DV': v_dim, 'DVS': columns}
+        heads, values = layer.value_heads, layer.value_heads * layer.value_dim
         mixed = room.take('mixed', size, inner.shape[0])
-        conv = room.take('conv', size, layer.channels)
-        read = room.take('read', size, heads * v_dim)
+        read = room.take('read', size, values)
         self._norm(weights.one_plus(f'{base}.input_layernorm.weight'), layer.eps, self._h)
         self._product(self._h, inner, mixed)
-        self._launch('chunk.cu', 'conv_rows', (-(-layer.channels // 256), -(-size // 16)), 256, (
-            mixed, self.count, arena[f'layers.{layer.index}.conv'], taps, conv), **sizes)
-        self._launch('chunk.cu', 'delta_rows', (v_dim // columns, heads), columns * 4, (
-            conv, mixed, self.count, weights.made(f'{mixer}.A_log', lambda a: -a.exp()),
-            parameters[f'{mixer}.dt_bias'], arena[f'layers.{layer.index}.recurrent'], read),
-            **sizes)
-        out = room.take('joined', size, heads * v_dim)
+        rule = self._rule(layer)
+        rule.queue(self._launch, room, Operands(
+            mixed, self.count, arena[f'layers.{layer.index}.conv'],
+            parameters[f'{mixer}.conv1d.weight'], weights.made(f'{mixer}.A_log', lambda a: -a.exp()),
+            parameters[f'{mixer}.dt_bias'], arena[f'layers.{layer.index}.recurrent'], read))
+        out = room.take('joined', size, values)
         self._launch('chunk.cu', 'gate_rows', (-(-heads // 8), size), 256, (
             read, mixed, self.count, parameters[f'{mixer}.norm.weight'], float(layer.eps), out),
-            **sizes)
+            **rule.sizes)
         self._product(out, weights.matrix(f'{mixer}.out_proj.weight'), self._y)
 
     def _attention(self, layer: GatedAttention) -> None:

@@ -29,14 +29,21 @@
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(8) float2 { float x, y; };
+struct alignas(8) uint2 { unsigned x, y; };
 static inline uint4 make_uint4(unsigned a, unsigned b, unsigned c, unsigned d) { return {a, b, c, d}; }
+static inline uint2 make_uint2(unsigned a, unsigned b) { return {a, b}; }
 static inline float4 make_float4(float a, float b, float c, float d) { return {a, b, c, d}; }
 static inline float2 make_float2(float a, float b) { return {a, b}; }
 struct dim3 { int x, y, z; };
 
 namespace emu {
 enum State { FIBER_RUNS, FIBER_AT_BLOCK, FIBER_AT_WARP, FIBER_DONE };
-struct Fiber { ucontext_t context; State state; dim3 id; std::vector<char> stack; };
+struct Copy { void* to; const void* from; bool live; };
+struct Fiber {
+    ucontext_t context; State state; dim3 id; std::vector<char> stack;
+    std::vector<Copy> open;                 // asynchronous copies that no group holds yet
+    std::vector<std::vector<Copy>> groups;  // and the groups on their way, oldest first
+};
 static std::vector<Fiber> fibers;
 static ucontext_t home;
 static Fiber* self;
@@ -46,14 +53,19 @@ static void** arguments;
 static char* dynamic;
 static uint64_t lanes[64][32][8];  // what the lanes of a warp show each other
 
-static void shuffle(std::vector<int>& order) {
+static uint64_t draw() {
     static uint64_t chance = (uint64_t)time(nullptr) * 2654435761u + 88172645463325252u;
-    for (size_t i = order.size(); i > 1; --i) {
-        chance ^= chance << 13;
-        chance ^= chance >> 7;
-        chance ^= chance << 17;
-        std::swap(order[i - 1], order[chance % i]);
-    }
+    chance ^= chance << 13;
+    chance ^= chance >> 7;
+    chance ^= chance << 17;
+    return chance;
+}
+static void shuffle(std::vector<int>& order) {
+    for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[draw() % i]);
+}
+static void copy(const Copy& c) {
+    if (c.live) memcpy(c.to, c.from, 16);
+    else memset(c.to, 0, 16);
 }
 
 static void stop(State state) {
@@ -75,6 +87,8 @@ static void run_block() {
         f.context.uc_stack.ss_size = f.stack.size();
         f.context.uc_link = &home;
         f.state = FIBER_RUNS;
+        f.open.clear();
+        f.groups.clear();
         makecontext(&f.context, enter, 0);
     }
     std::vector<int> order(fibers.size());
@@ -162,6 +176,7 @@ template <class T> T shuffle(T x, int from) {
 #define __shfl_up_sync(m, x, o) emu::shuffle(x, emu::lane() - (o))
 #define __shfl_sync(m, x, l) emu::shuffle(x, l)
 #define __expf expf
+#define __log2f log2f
 #define __ldcg(p) (*(p))
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline float __uint_as_float(unsigned x) { float y; memcpy(&y, &x, 4); return y; }
@@ -184,17 +199,29 @@ static unsigned pack_bf16(float low, float high) {
     };
     return round(low) | round(high) << 16;
 }
+static float fast_exp2(float x) { return exp2f(x); }
+static float fast_inverse(float x) { return 1.0f / x; }
 static uint4 load_once(const void* at) { return *(const uint4*)at; }
 static void start_next() {}
 static void wait_inputs() {}
-static void commit() {}
-template <int PENDING> void arrive() {}
+static void commit() {
+    emu::self->groups.push_back(std::move(emu::self->open));
+    emu::self->open.clear();
+}
+template <int PENDING> void arrive() {
+    auto& groups = emu::self->groups;
+    while (groups.size() > PENDING) {
+        for (auto& c : groups.front()) emu::copy(c);
+        groups.erase(groups.begin());
+    }
+}
 static float widened(uint64_t word, int half) {
     return __uint_as_float((unsigned)(half ? word & 0xffff0000u : word << 16));
 }
 template <class T> void copy_async(T* to, const T* from, bool live) {
-    if (live) memcpy(to, from, 16);
-    else memset(to, 0, 16);
+    const emu::Copy c{to, from, live};
+    if (emu::draw() % 2) emu::copy(c);      // at once
+    else emu::self->open.push_back(c);      // or when it is waited for, and not before
 }
 template <class T> void matrices(unsigned (&r)[4], const T* at) {
     emu::lanes[emu::warp()][emu::lane()][0] = (uint64_t)at;

@@ -4,6 +4,8 @@
 // are read once for all of them. Keys are split by a fixed size SPLIT; the splits of a row are
 // joined in their order. Keys behind the live rows are never read.
 
+#include "tensor.cuh"
+
 #define WIDTH ((2 * GROUP + 2) * HK * D)
 #define PACKED (SIZE * GROUP)
 
@@ -44,23 +46,6 @@ qk_rows(const elem* mixed, const i64* count, const i64* position, const float* q
 #if ELEMENT == 16
 #define TILE 64
 #define PITCH (D + 8)  // elements; keeps 16-byte rows on different banks
-
-DEVICE void matrices(u32 (&r)[4], const elem* at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_at(at)) : "memory");
-}
-
-DEVICE void matrices_turned(u32 (&r)[4], const elem* at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_at(at)) : "memory");
-}
-
-DEVICE void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 DEVICE void load_rows(elem* to, const elem* rows, i64 first, int pitch, int live) {
     for (int i = threadIdx.x; i < TILE * (D / 8); i += 128) {

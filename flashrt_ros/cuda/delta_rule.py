@@ -1,0 +1,111 @@
+"""
+The gated delta rule of a bucket: tensor cores for bfloat16, token after token otherwise.
+
+Both read the stacked projection ``mixed [size, WIDTH]`` and leave fp32 ``[size, values]``, the
+recurrent state and the window of the convolution in place; see ``sources/chunk_delta.cuh`` and
+``sources/chunk.cu``. Which form runs follows from the model alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flashrt_ros.models.layers.delta_net import GatedDeltaNet
+
+COLUMNS = 16  # of the state that a block scans; twice as many where heads alone fill a device
+MANY_HEADS = 32
+
+
+class Operands(NamedTuple):
+    """What the rule of one layer reads and writes."""
+
+    mixed: Tensor
+    count: Tensor
+    window: Tensor
+    taps: Tensor
+    neg_a: Tensor
+    dt_bias: Tensor
+    state: Tensor
+    out: Tensor
+
+
+class DeltaRule:
+    """
+    The launches of one layer's convolution and delta rule.
+
+    :param room: the work space, see :class:`flashrt_ros.cuda.prefill.Room`.
+    :param shared: bytes of shared memory a block may have.
+    """
+
+    def __init__(self, layer: GatedDeltaNet, dtype: torch.dtype, size: int, shared: int) -> None:
+        self.layer, self.size = layer, size
+        self.sub = 64 if size > 32 else 32
+        self.chunked = dtype is torch.bfloat16 and not (
+            layer.key_dim % 32 or layer.value_dim % 32 or size % self.sub)
+        self._shared = shared
+        self.columns = min(32, layer.value_dim)
+        if self.chunked and layer.value_heads < MANY_HEADS:
+            self.columns = COLUMNS
+        self.sizes = {'CHANNELS': layer.channels, 'TAPS': layer.kernel, 'HK': layer.key_heads,
+                      'HV': layer.value_heads, 'DK': layer.key_dim, 'DV': layer.value_dim,
+                      'DVS': self.columns}
+
+    def plan(self, room) -> None:
+        """Note the work space that is needed."""
+        layer, size = self.layer, self.size
+        if not self.chunked:
+            room.plan('conv', (size, layer.channels), torch.float32)
+            return
+        for name, shape, dtype in self._spaces():
+            room.plan(name, shape, dtype)
+
+    def _spaces(self) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
+        layer, sub = self.layer, self.sub
+        blocks = -(-self.size // sub)
+        heads, keys, half = layer.value_heads, layer.key_heads * layer.key_dim, torch.bfloat16
+        return [('delta.q', (blocks, sub, keys), half), ('delta.k', (blocks, sub, keys), half),
+                ('delta.w', (blocks, sub, heads * layer.key_dim), half),
+                ('delta.p', (blocks, heads, sub, sub), half),
+                ('delta.u', (blocks, sub, heads * layer.value_dim), torch.float32),
+                ('delta.factors', (blocks, heads, sub // 2 + 1, 4), torch.float32)]
+
+    def queue(self, launch: Callable[..., None], room, of: Operands) -> None:
+        """
+        Queue the launches.
+
+        :param launch: takes source, name, grid, block, arguments, shared bytes and macros.
+        """
+        layer, size, heads = self.layer, self.size, self.layer.value_heads
+        slices = layer.value_dim // self.columns
+        if not self.chunked:
+            conv = room.take('conv', size, layer.channels)
+            launch('chunk.cu', 'conv_rows', (-(-layer.channels // 256), -(-size // 16)), 256,
+                   (of.mixed, of.count, of.window, of.taps, conv), **self.sizes)
+            launch('chunk.cu', 'delta_rows', (slices, heads), self.columns * 4,
+                   (conv, of.mixed, of.count, of.neg_a, of.dt_bias, of.state, of.out),
+                   **self.sizes)
+            return
+        sizes = {**self.sizes, 'SUB': self.sub}
+        q, k, w, p, u, factors = (room.take(name, *shape) for name, shape, _ in self._spaces())
+        launch('chunk_delta.cu', 'delta_prepare', (-(-size // self.sub), heads), 8 * self.sub,
+               (of.mixed, of.count, of.window, of.taps, of.neg_a, of.dt_bias, q, k, w, p, u,
+                factors), self._prepare_bytes(), **sizes)
+        stages = 2 if self._scan_bytes(2) <= self._shared else 1
+        launch('chunk_scan.cu', 'delta_scan', (slices, heads), 8 * self.columns,
+               (q, k, w, p, u, factors, of.mixed, of.count, of.window, of.state, of.out),
+               self._scan_bytes(stages), **sizes, STAGES=stages)
+
+    def _prepare_bytes(self) -> int:
+        sub, layer = self.sub, self.layer
+        rows = 2 * sub * (max(layer.key_dim, sub) + layer.key_dim + layer.value_dim + 24)
+        return rows + 4 * sub * (sub + 4) + 4 * sub * (sub + 8) + (4 * 32 * 36 if sub > 32 else 0)
+
+    def _scan_bytes(self, stages: int) -> int:
+        sub, layer, sides = self.sub, self.layer, self.columns // 16
+        keys, pasts, tiles = layer.key_dim // 32, sub // 32, sub // 8
+        units = tiles * (2 * keys + sides + pasts) + layer.key_dim // 8 * pasts
+        return 512 * stages * units + 64 * sides * layer.key_dim + 96 * sides * sub
