@@ -29,6 +29,9 @@ class EngineConfig:
     :param ring_bytes: what those of one session may take, if that is less; 0 for no limit.
     :param sampling: settings of a fresh session.
     :param max_tokens: default length of a generation.
+    :param draft_tokens: most tokens that are guessed by prompt lookup and verified in one pass over
+        the weights, 0 for none. Tokens are the same either way; it is faster on CUDA alone, where
+        four go into a pass.
     :param threads: of the CPU; 0 leaves torch's choice.
     """
 
@@ -43,6 +46,7 @@ class EngineConfig:
     disk_bytes: int = 0
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int = 256
+    draft_tokens: int = 0
     threads: int = 0
     ring_tokens: int = 64
     ring_boundaries: int = 4
@@ -52,6 +56,7 @@ class EngineConfig:
         for name, low, high in (('context', 1, 1 << 24), ('max_sessions', 1, 4096),
                                 ('pool_bytes', 1, 1 << 48), ('disk_bytes', 0, 1 << 60),
                                 ('host_bytes', 0, 1 << 48), ('max_tokens', 0, 1 << 24),
+                                ('draft_tokens', 0, 64),
                                 ('threads', 0, 1024), ('ring_tokens', 0, 1 << 24),
                                 ('ring_boundaries', 0, 1024), ('ring_bytes', 0, 1 << 48)):
             value = getattr(self, name)

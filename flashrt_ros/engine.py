@@ -89,7 +89,7 @@ class Engine:
         self.store.light = self._sessions.light
         self._counts = dict.fromkeys(
             ('saves', 'restores', 'forks', 'rollbacks', 'generations', 'tokens_prefilled',
-             'tokens_generated', 'tokens_replayed'), 0)
+             'tokens_generated', 'tokens_replayed', 'passes'), 0)
         self._had_directory = False
         self.load_seconds = time.monotonic() - begin
 
@@ -101,7 +101,8 @@ class Engine:
         ring = Ring(self.lineage, self._empty.block, config.ring_boundaries, config.ring_tokens,
                     config.ring_bytes)
         return Session(name, epoch, self.plan, self.lineage, self.text,
-                       self.model.config.eos_token_ids, ring, self._save)
+                       self.model.config.eos_token_ids, ring, self._save,
+                       config.draft_tokens)
 
     # -- sessions -----------------------------------------------------------------------------
 
@@ -273,6 +274,7 @@ class Engine:
         tokens = answer.token_ids if answer else ()
         self._counts['generations'] += 1
         self._counts['tokens_generated'] += len(tokens)
+        self._counts['passes'] += answer.passes if answer else 0
         return Generation(
             session=target.name,
             finish_reason=answer.finish_reason if answer else FinishReason.LENGTH,

@@ -71,11 +71,15 @@ class Plan(Protocol):
     def append(self, ids: Sequence[int]) -> None:
         """Fold up to ``grid`` known tokens."""
 
-    def step(self, emit: Callable[[int], None] | None = None) -> int:
+    def step(self, emit: Callable[[int], object] | None = None) -> int:
         """Sample, emit, fold; return the token."""
 
-    def verify(self, draft: Sequence[int], emit: Callable[[int], bool | None]) -> int:
+    def verify(self, draft: Sequence[int], emit: Callable[[int], object]) -> int:
         """Take the steps that a draft foresees, at least one; return how many."""
+
+
+def _ignore(token: int) -> None:
+    pass
 
 
 class EagerPlan:
@@ -116,26 +120,34 @@ class EagerPlan:
         self._fold(torch.tensor(ids, dtype=torch.int64), position)
 
     @torch.inference_mode()
-    def step(self, emit: Callable[[int], None] | None = None) -> int:
+    def step(self, emit: Callable[[int], object] | None = None) -> int:
         """
         Sample a token, hand it to ``emit``, fold it; position and counter rise by one.
 
         :raises InvalidArgument: at position 0, where there are no logits, and at the capacity.
         """
+        position = self._may_step()
+        token = sampling.sample(self.arena)
+        self._take(token, position, emit or _ignore)
+        return token
+
+    def _may_step(self) -> int:
         position = self._ready()
         if not 0 < position < self.arena.capacity:
             raise InvalidArgument(
                 f'a step needs at least one folded token and a free row; the position is '
                 f'{position} of {self.arena.capacity}. Append a prompt, or roll back.')
-        token = sampling.sample(self.arena)
+        return position
+
+    def _take(self, token: int, position: int, emit: Callable[[int], object]) -> bool:
         self._mailbox.fill_(token)
-        if emit is not None:
-            emit(token)
+        ended = bool(emit(token))
         self._fold(self._mailbox.to(torch.int64), position)
         self._counter.add_(1)
-        return token
+        return ended
 
-    def verify(self, draft: Sequence[int], emit: Callable[[int], bool | None]) -> int:
+    @torch.inference_mode()
+    def verify(self, draft: Sequence[int], emit: Callable[[int], object]) -> int:
         """
         Take the steps that a draft foresees, at least one, one by one.
 
@@ -144,11 +156,14 @@ class EagerPlan:
         :return: number of steps taken.
         :raises InvalidArgument, DeviceFault: as :meth:`step`.
         """
-        for taken, guess in enumerate(draft or (-1,), 1):
-            ended: list[bool | None] = []
-            token = self.step(lambda token, ended=ended: ended.append(emit(token)))
-            if ended[0] or token != guess or self.arena.position == self.arena.capacity:
+        position, taken, ended = self._may_step(), 0, False
+        limit = max(1, min(len(draft), self.arena.capacity - position))
+        while taken < limit and not ended:
+            token = sampling.sample(self.arena)
+            if taken and token != draft[taken]:
                 break
+            ended = self._take(token, position + taken, emit)
+            taken += 1
         return taken
 
     @property

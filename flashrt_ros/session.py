@@ -16,6 +16,7 @@ from flashrt_ros.capsule.capsule import Capsule
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Frozen
 from flashrt_ros.control import Control, FinishReason
+from flashrt_ros.drafts import PromptLookup
 from flashrt_ros.errors import ContextFull, DeviceFault, FlashrtError, InvalidArgument
 from flashrt_ros.plan import Plan, TOKENS
 from flashrt_ros.ring import Kept, Ring
@@ -46,6 +47,7 @@ class Answer:
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason
+    passes: int  # over the weights; fewer than tokens where drafts held
 
 
 def check_room(capacity: int, host: HostState, position: int, count: int) -> None:
@@ -68,11 +70,13 @@ class Session:
 
     :param ring: keeps light boundaries for cheap rollbacks.
     :param save: freezes the live boundary, making room where needed; the lineage's own by default.
+    :param draft_tokens: most tokens that are guessed and verified at once; 0 for none.
     """
 
     def __init__(self, name: str, epoch: int, plan: Plan, lineage: Lineage, text: Text,
                  eos: Collection[int], ring: Ring,
-                 save: Callable[[], tuple[Frozen, int]] | None = None) -> None:
+                 save: Callable[[], tuple[Frozen, int]] | None = None,
+                 draft_tokens: int = 0) -> None:
         self.name = name
         self.epoch = epoch
         self.parent_id = ''
@@ -82,6 +86,7 @@ class Session:
         self._lineage = lineage
         self._text = text
         self._eos = frozenset(eos)
+        self._draft_tokens = draft_tokens
         self.ring = ring
         self._save = save or lineage.save
         self._host = HostState()
@@ -211,13 +216,14 @@ class Session:
             except Exception as error:  # the listener's fault must not leave a token unfolded
                 failures.append(error)
 
-        def emit(token: int) -> None:
+        def emit(token: int) -> bool:
             ids.append(token)
             ended = token in self._eos
             text, stopped, _ = matcher.push('' if ended else detokenizer.push(token))
             if ended or stopped:
                 finish.append(FinishReason.STOP)
             publish((token,), text)
+            return bool(finish or failures)
 
         self.ring.drop_above(start)
         self.ring.mark(start)  # as it was: the settings below belong to this generation
@@ -226,6 +232,8 @@ class Session:
                          counter)
         if host.held:
             texts.append(matcher.push(host.held)[0])
+        lookup: PromptLookup | None = None  # made behind the first token, which it would delay
+        passes = 0
         try:
             with self._lineage.guard():
                 sampling.write(arena, settings, counter)
@@ -235,15 +243,27 @@ class Session:
                     elif (reason := control.cancelled) is not None:
                         finish.append(reason)
                     else:
-                        self._begun = arena.position
-                        token = self._plan.step(emit)
+                        before, self._begun = len(ids), arena.position
+                        if lookup and (draft := lookup.guess(
+                                min(self._draft_tokens, max_tokens - before))):
+                            self._plan.verify(draft, emit)
+                        else:
+                            self._plan.step(emit)
                         self._begun = None
-                        self._sampled += 1
+                        passes += 1
+                        self._sampled = len(ids)
                         self._host = replace(
                             self._host, held=matcher.state()['held'],
-                            turn='assistant_ended' if token in self._eos else 'assistant_open',
+                            turn='assistant_ended' if ids[-1] in self._eos else 'assistant_open',
                             detokenizer=detokenizer.state())
-                        if self.ring.tokens and self._sampled % self.ring.tokens == 0:
+                        if lookup:
+                            lookup.extend(ids[before:])
+                        elif self._draft_tokens:
+                            lookup = PromptLookup(
+                                arena[TOKENS][:arena.position].view(-1).cpu().numpy(),
+                                arena.capacity)
+                        every = self.ring.tokens
+                        if every and before // every != len(ids) // every:
                             self.ring.mark(start + self._sampled, turn=False)
                         between()
                     if failures:
@@ -255,7 +275,7 @@ class Session:
         self._finish(matcher, detokenizer, publish)
         if failures:
             raise failures[0]
-        return Answer(tuple(ids), ''.join(texts), finish[0])
+        return Answer(tuple(ids), ''.join(texts), finish[0], passes)
 
     def _finish(self, matcher: StopMatcher, detokenizer: Detokenizer,
                 publish: Callable[[tuple[int, ...], str], None]) -> None:
@@ -342,7 +362,8 @@ class Session:
         try:
             self._begun = before.position
             copied = self._lineage.put_back(kept.block)
-            for start, length, sampler in host.schedule.folds(kept.position, target):
+            for start, length, sampler in host.schedule.folds(
+                    kept.position, target, self._plan.block):
                 if aside is not None and start > kept.position:
                     aside()
                 if control is not None:

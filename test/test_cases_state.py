@@ -40,7 +40,7 @@ def test_case_04_a_buffer_that_the_manifest_does_not_name(engine, missing):
 
 
 def test_case_12_a_block_of_four_with_two_rejected(engine):
-    """There is no verify block: a rejected suffix is a rollback, which replays the schedule."""
+    """Appended tokens of which half are taken back: a rollback, which replays the schedule."""
     engine.append(token_ids=ids(60))
     engine.save(name='c')
     block = ids(4, 1)
@@ -67,7 +67,7 @@ def test_case_13_a_rollback_reports_what_happened(engine):
 
 
 def test_case_15_what_is_saved_between_tokens_is_what_was_shown(engine):
-    """No draft is ever open: every boundary between two steps holds exactly the shown tokens."""
+    """Every boundary between two steps holds exactly the shown tokens."""
     engine.append(token_ids=ids(30))
     shown, found = [], []
 

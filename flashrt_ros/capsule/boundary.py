@@ -72,22 +72,27 @@ class Schedule:
                 return result.appended(position - done) if position > done else result
         return result
 
-    def folds(self, start: int, stop: int) -> Iterator[tuple[int, int, Sampler | None]]:
+    def folds(self, start: int, stop: int,
+              block: int = 1) -> Iterator[tuple[int, int, Sampler | None]]:
         """
         Yield ``(position, length, sampler)`` of each fold of ``[start, stop)``.
 
-        ``start`` must be a border between folds; the last chunk is cut at ``stop``.
+        ``start`` must be a border between folds; the last chunk is cut at ``stop``. Up to ``block``
+        sampled tokens come at once; the sampler is that of the last of them.
         """
         done = 0
         for run in self.runs:
             skip = min(run.count, max(0, -(-(start - done) // run.length)))
             position = done + skip * run.length
-            for index in range(skip, run.count):
+            together = block if run.sampler else 1
+            for index in range(skip, run.count, together):
                 if position >= stop:
                     return
-                sampler = run.sampler and (*run.sampler[:4], run.sampler[4] + index)
-                yield position, min(run.length, stop - position), sampler
-                position += run.length
+                tokens = min(together, run.count - index) * run.length
+                tokens = min(tokens, stop - position)
+                sampler = run.sampler and (*run.sampler[:4], run.sampler[4] + index + tokens - 1)
+                yield position, tokens, sampler
+                position += tokens
             done += run.tokens
 
     def pure_grid(self, grid: int) -> int:

@@ -28,7 +28,7 @@ from flashrt_ros.models.layers.mlp import GatedMLP
 
 #: rows of a block of the attention in bfloat16, half as many in fp32: fixed, so that bits depend on
 #: the position only
-SPLIT = 64
+SPLIT = 128
 BLOCK = 4  # tokens of a block where shared memory has room for their inputs
 #: bytes of the product to come that are asked for while the memory would idle; from here on more
 #: gains nothing (`tools/gpu/check.py --sections ahead`)
@@ -140,11 +140,8 @@ class Decode:
                  like: Decode | None = None) -> None:
         self.arena, self.weights, self.tools = arena, weights, tools
         self.tokens, self.count, self.ladder = tokens, count, ladder
-        if like is None:
-            self._make_room(model)
-        else:
-            self.x, self._wide, self._mixed = like.x, like._wide, like._mixed
-            self._squares, self._attention_work = like._squares, like._attention_work
+        self._room: list[Tensor] = like._room if like else self._make_room(model)
+        self.x, self._wide, self._mixed, self._squares = self._room[:4]
         self.layers: list[Launch] = []
         for layer in model.layers:
             if isinstance(layer, GatedDeltaNet):
@@ -155,7 +152,7 @@ class Decode:
                 self._mlp(layer)
         self._look_ahead()
 
-    def _make_room(self, model) -> None:
+    def _make_room(self, model) -> list[Tensor]:
         widest, joined, work = model.config.hidden, 1, 0
         for layer in model.layers:
             if isinstance(layer, GatedDeltaNet):
@@ -169,12 +166,9 @@ class Decode:
             elif isinstance(layer, GatedMLP):
                 widest = max(widest, layer.intermediate)
 
-        def room(size: int) -> Tensor:
-            return torch.zeros(self.tokens * size, device=self.arena.device)
-
-        self.x, self._wide, self._mixed = room(model.config.hidden), room(widest), room(joined)
-        self._squares = room(joined // 16)  # a slice has 16 columns or more
-        self._attention_work = (room(work), room(work))
+        # squares: a slice has 16 columns or more
+        return [torch.zeros(self.tokens * size, device=self.arena.device)
+                for size in (model.config.hidden, widest, joined, joined // 16, work, work)]
 
     def _split(self) -> int:
         return SPLIT * 2 // self.weights.table.element_size()
@@ -222,7 +216,7 @@ class Decode:
             counter=counter, count=shift)
 
     def heads(self) -> Launch:
-        """Return the launch of final norm and head for all tokens of a block: the ladder's logits."""
+        """Return the launch of final norm and head for all tokens of a block: ladder logits."""
         assert self.ladder is not None
         logits, pitch = self.ladder.at('logits')
         weights = self.weights
@@ -317,12 +311,12 @@ class Decode:
                                       (layer.kv_heads, tokens), 32, (mixed, *rows)))
         self.layers.append(Launch(
             self._kernel('attend.cu', 'attend', **sizes), (splits, layer.kv_heads, tokens), 256,
-            (mixed, *rows, *self._attention_work, *NOTHING),
+            (mixed, *rows, *self._room[4:], *NOTHING),
             shared=4 * (group * (dim + split) + dim)
             + max(4 * slots * group * dim, split * dim * size)))
         self.layers.append(Launch(
             self._kernel('attend.cu', 'join', **sizes), (layer.heads, tokens), 1024 // dim * dim, (
-                mixed, position, self.count, *self._attention_work, splits, out)))
+                mixed, position, self.count, *self._room[4:], splits, out)))
         self._layer_product(
             weights.matrix(f'{mixer}.o_proj.weight'), out, self.x, PLAIN, RESIDUAL)
 
@@ -338,7 +332,7 @@ class Decode:
 
 
 def block_size(model, shared: int) -> int:
-    """Return how many tokens a block has where a kernel may use ``shared`` bytes of shared memory."""
+    """Return how many tokens a block has where ``shared`` bytes of shared memory are there."""
     deepest = max(
         layer.value_heads * layer.value_dim if isinstance(layer, GatedDeltaNet)
         else layer.heads * layer.head_dim if isinstance(layer, GatedAttention)

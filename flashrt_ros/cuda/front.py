@@ -52,7 +52,8 @@ class Front:
     def _sample(self, logits: Tensor, x: Tensor, said: Tensor | None, heard: Tensor | None,
                 index: int, block: int) -> Launch:
         arena, mail = self._arena, self._mail
-        return Launch(self._tools.kernel('sample.cu', 'sample', **self._sizes), (self._blocks,), 512, (
+        kernel = self._tools.kernel('sample.cu', 'sample', **self._sizes)
+        return Launch(kernel, (self._blocks,), 512, (
             logits, arena['sampler.temperature'], arena['sampler.top_p'], arena['sampler.top_k'],
             arena['sampler.seed'], arena[COUNTER], arena[POSITION], arena[MAILBOX], mail.box,
             mail.sent, self._weights.table, x, arena[TOKENS], self.work, said, heard, index, block,

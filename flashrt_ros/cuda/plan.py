@@ -118,7 +118,7 @@ class CudaGraphPlan:
                 f'{self.arena.capacity}; this one has {count} at position {position}.')
         self._fold(ids, position)
 
-    def step(self, emit: Callable[[int], None] | None = None) -> int:
+    def step(self, emit: Callable[[int], object] | None = None) -> int:
         """
         Sample a token, hand it to ``emit`` while the device folds it; return it.
 
@@ -138,7 +138,7 @@ class CudaGraphPlan:
             emit(token)
         return token
 
-    def verify(self, draft: Sequence[int], emit: Callable[[int], bool | None]) -> int:
+    def verify(self, draft: Sequence[int], emit: Callable[[int], object]) -> int:
         """
         Take the steps that a draft foresees, at least one, in one pass over the weights.
 

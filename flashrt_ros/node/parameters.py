@@ -152,6 +152,9 @@ PARAMETERS: tuple[Spec, ...] = (
     Spec('generation.top_p', 1.0, 'Nucleus sampling; 1 is off.', high=1.0, check=_top_p),
     Spec('generation.top_k', 0, 'Sample from the k likeliest tokens; 0 is off.', high=2 ** 31 - 1),
     Spec('generation.seed', 0, 'Seed that sessions start with.', baked=True),
+    Spec('generation.draft_tokens', 0, 'Most tokens that are guessed by prompt lookup and verified '
+         'at once, the same tokens either way; 0 is off. Faster on CUDA alone; 4 go into a pass.',
+         high=64, baked=True),
     Spec('stream.depth', 256, 'Tokens that may wait for the publishing thread; beyond it the '
          'oldest is dropped and seq shows a gap.', low=1, high=65536),
     Spec('stream.max_rate_hz', 100.0, 'Most Token messages a second; tokens in between share a '
@@ -227,7 +230,8 @@ class Parameters:
             sampling=Sampling(
                 temperature=self['generation.temperature'], top_k=self['generation.top_k'],
                 top_p=self['generation.top_p'], seed=self['generation.seed']),
-            max_tokens=self['generation.max_tokens'], threads=self['model.threads'])
+            max_tokens=self['generation.max_tokens'],
+            draft_tokens=self['generation.draft_tokens'], threads=self['model.threads'])
 
     def _validate(self, parameters: Sequence[Parameter]) -> SetParametersResult:
         try:
