@@ -1,4 +1,8 @@
-"""The table in docs/cases.md cannot rot: cases, tests and marks are held against the sources."""
+"""
+The table in docs/cases.md cannot rot: cases, tests and marks are held against the sources.
+
+``python -m pytest $(python test/test_cases_table.py)`` runs what it names and nothing else.
+"""
 
 import ast
 from pathlib import Path
@@ -44,3 +48,8 @@ def test_every_test_with_a_number_stands_in_its_line():
             if found and found[1] in CASES:
                 assert named.get((path.name, name)) == found[1], (
                     f'{path.name}::{name} is not in the line of case {found[1]}')
+
+
+if __name__ == '__main__':
+    print(*dict.fromkeys(f'{HERE.name}/{file}::{test}' for named in table().values()
+                         for file, test, _ in named))
