@@ -258,13 +258,15 @@ class Engine:
                 watch.first()
             on_piece(piece)
 
+        # Before the append is queued: an append leaves them as they are, and a device would be
+        # waited for until it has folded everything.
+        settings, counter = sampling.read(self.arena)
         try:
             with self._running(target, aside):
                 if turn.ids or limit:
                     prefilled = target.append(turn.ids, turn.state, turn.role, control, aside)
                     self._counts['tokens_prefilled'] += prefilled
                 if limit:
-                    settings, counter = sampling.read(self.arena)
                     answer = target.generate(
                         max_tokens=limit, stop=request.stop, settings=replace(settings, **chosen),
                         counter=0 if request.seed is not None else counter, on_piece=listen,
@@ -456,7 +458,7 @@ class Engine:
                 branch = self._sessions.obtain(name)
                 place = (self._sessions.assign if branch is self._sessions.live
                          else self._sessions.point)
-                place(branch, frozen, found.host, found.id, seed)
+                copied += place(branch, frozen, found.host, found.id, seed)
             info = self.store.info(found)
         finally:
             self.lineage.pool.release(frozen)

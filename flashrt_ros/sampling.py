@@ -9,6 +9,7 @@ pure function of *(s, n)*, which needs no hidden generator state and is the same
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 import math
 
@@ -63,22 +64,45 @@ def buffers(vocab_size: int) -> list[Buffer]:
     ]
 
 
+SETTINGS = ('sampler.temperature', 'sampler.top_p', 'sampler.top_k', 'sampler.seed',
+            'sampler.counter')
+
+
+def _views(arena: Arena, block: torch.Tensor | None = None) -> list[torch.Tensor]:
+    """Return the settings and the counter, of the state or of a copy of their :func:`_block`."""
+    if block is None:
+        return [arena[name] for name in SETTINGS]
+    start, views = arena.manifest.offsets[SETTINGS[0]], []
+    for name in SETTINGS:
+        like, offset = arena[name], arena.manifest.offsets[name] - start
+        views.append(block[offset:offset + like.nbytes].view(like.dtype))
+    return views
+
+
+def _block(arena: Arena) -> torch.Tensor:
+    """Return the bytes of the fixed block that hold settings and counter."""
+    offsets = arena.manifest.offsets
+    return arena.fixed[offsets[SETTINGS[0]]:offsets[SETTINGS[-1]] + 8]
+
+
 def write(arena: Arena, sampling: Sampling, counter: int) -> None:
-    """Put settings and counter into the state."""
-    arena['sampler.temperature'].fill_(sampling.temperature)
-    arena['sampler.top_p'].fill_(sampling.top_p)
-    arena['sampler.top_k'].fill_(sampling.top_k)
+    """Put settings and counter into the state; on a device in one copy that nobody waits for."""
     seed = sampling.seed
-    arena['sampler.seed'].fill_(seed - (1 << 64) if seed >> 63 else seed)  # two's complement
-    arena['sampler.counter'].fill_(counter)
+    seed = seed - (1 << 64) if seed >> 63 else seed  # two's complement
+    live = _block(arena)
+    copy = None if arena.device.type == 'cpu' else torch.zeros(live.numel(), dtype=torch.uint8)
+    values = (sampling.temperature, sampling.top_p, sampling.top_k, seed, counter)
+    for view, value in zip(_views(arena, copy), values, strict=True):
+        view.fill_(value)
+    if copy is not None:
+        live.copy_(copy, non_blocking=True)  # from pageable memory: taken before this returns
 
 
 def read(arena: Arena) -> tuple[Sampling, int]:
-    """Return settings and counter of the state."""
-    return Sampling(
-        temperature=arena['sampler.temperature'].item(), top_k=int(arena['sampler.top_k'].item()),
-        top_p=arena['sampler.top_p'].item(), seed=int(arena['sampler.seed'].item()) & _U64,
-    ), int(arena['sampler.counter'].item())
+    """Return settings and counter of the state; a device is waited for once."""
+    copy = None if arena.device.type == 'cpu' else _block(arena).cpu()
+    temperature, top_p, top_k, seed, counter = (view.item() for view in _views(arena, copy))
+    return Sampling(temperature, int(top_k), top_p, int(seed) & _U64), int(counter)
 
 
 def uniform(seed: int, counter: int) -> float:

@@ -342,7 +342,7 @@ class Session:
         ids = arena[TOKENS][kept.position:target].view(-1).tolist()
         after = self._host_at(host, target)
         if replay == 0:
-            copied = self._lineage.put_back(kept.block)
+            copied = self._lineage.put_back(kept.block, kept.position)
         else:
             copied = self._replay(kept, ids, host, target, control, aside)
         self._host, self._sampled = after, 0
@@ -361,7 +361,7 @@ class Session:
             raise
         try:
             self._begun = before.position
-            copied = self._lineage.put_back(kept.block)
+            copied = self._lineage.put_back(kept.block, kept.position)
             for start, length, sampler in host.schedule.folds(
                     kept.position, target, self._plan.block):
                 if aside is not None and start > kept.position:

@@ -164,8 +164,7 @@ class Sessions:
         """
         copied = 0
         if self.running is not None:
-            self.point(session, frozen, host, parent_id, seed)
-            return 0
+            return self.point(session, frozen, host, parent_id, seed)
         if session is not self.live:
             copied += self._park()
         copied += self._lineage.restore(frozen, source)
@@ -177,13 +176,14 @@ class Sessions:
         return copied
 
     def point(self, session: Session, frozen: Frozen, host: HostState, parent_id: str,
-              seed: int | None) -> None:
-        """Put a parked session at a frozen boundary without copying anything."""
+              seed: int | None) -> int:
+        """Put a parked session at a frozen boundary; return the bytes copied, none."""
         parked = self._store.park(self._lineage.pool.hold(frozen))
         if session.parked is not None:
             self._store.unpark(session.parked)
         session.parked, session.reseed = parked, seed
         session.become(host, parent_id, frozen, self.next_epoch())
+        return 0
 
     def freeze(self, session: Session) -> tuple[Frozen, int]:
         """

@@ -166,14 +166,16 @@ class Lineage:
             self._copy_block(self.pool.blocks[block], self.arena.fixed)
         return block
 
-    def put_back(self, block: int) -> int:
+    def put_back(self, block: int, position: int | None = None) -> int:
         """
         Make a light boundary live again; its rows must be untouched. Return the bytes copied.
+
+        :param position: of that boundary, so that nobody has to ask a device for it.
 
         Rows stay as they are, so trail and clean stay too: only writes matter.
         """
         faults.point('back.block')
-        self.arena.mirror = None
+        self.arena.mirror = position
         return self._copy_block(self.arena.fixed, self.pool.blocks[block])
 
     @contextmanager
@@ -185,11 +187,12 @@ class Lineage:
         completely.
         """
         self._copy_block(self._guard, self.arena.fixed)
+        position = self.arena.mirror
         try:
             yield
         except BaseException:
             self._copy_block(self.arena.fixed, self._guard)
-            self.arena.mirror = None
+            self.arena.mirror = position
             raise
 
     def _follow(self, pages: Pages, position: int) -> None:
