@@ -9,7 +9,6 @@ pure function of *(s, n)*, which needs no hidden generator state and is the same
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 import math
 
