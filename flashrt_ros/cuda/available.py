@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
 
+from flashrt_ros.cuda import nvrtc
 from flashrt_ros.errors import Capacity, DeviceFault, FlashrtError
 from flashrt_ros.models import DTYPES, FAMILIES
 from flashrt_ros.models.checkpoint import Checkpoint
@@ -33,13 +33,9 @@ def why_not() -> str:
     if capability < LEAST:
         return (f'{torch.cuda.get_device_name()} has compute capability {capability[0]}.'
                 f'{capability[1]}; {LEAST[0]}.{LEAST[1]} is the least that runs')
-    for module in ('cuda.bindings', 'cuda.bindings.nvrtc'):
-        try:
-            found = importlib.util.find_spec(module)
-        except ImportError:
-            found = None
-        if found is None:
-            return 'cuda-bindings is not installed (pip install "flashrt_ros[gpu]")'
+    if not nvrtc.bound():
+        return ('neither cuda-bindings nor CuPy is installed, which compile the kernels '
+                '(pip install "flashrt_ros[gpu]")')
     return ''
 
 

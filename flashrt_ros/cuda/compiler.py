@@ -13,9 +13,8 @@ import hashlib
 import os
 from pathlib import Path
 import re
-from typing import Any
 
-from flashrt_ros.errors import DeviceFault
+from flashrt_ros.cuda.nvrtc import compiler
 
 SOURCES = Path(__file__).with_name('sources')
 HEADER = 'common.cuh'
@@ -60,22 +59,18 @@ def compile_source(name: str, defines: Mapping[str, int | str], arch: str,
     :param cache: folder of kept code; the default one if left out.
     :raises DeviceFault: if NVRTC is not there or refuses the source; the log is in the message.
     """
-    try:
-        from cuda.bindings import nvrtc
-    except ImportError as error:
-        raise DeviceFault('compiling the CUDA kernels needs cuda-bindings and nvidia-cuda-nvrtc: '
-                          f'pip install them, or configure device cpu ({error}).') from error
+    nvrtc = compiler()
     text = source_text(name)
     options = [f'--gpu-architecture={arch}', '--std=c++17', '-default-device',
                *(f'-D{key}={value}' for key, value in sorted(defines.items()))]
-    _, major, minor = nvrtc.nvrtcVersion()
-    key = hashlib.sha256('\0'.join([text, *options, f'{major}.{minor}']).encode()).hexdigest()
+    version = '.'.join(map(str, nvrtc.version))
+    key = hashlib.sha256('\0'.join([text, *options, version]).encode()).hexdigest()
     path = (cache or cache_directory()) / f'{Path(name).stem}-{arch}-{key[:32]}.cubin'
     try:
         return path.read_bytes()
     except OSError:
         pass
-    code = _compile(nvrtc, name, text, options)
+    code = nvrtc.compile(name, text, options)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = path.with_suffix(f'.{os.getpid()}')
@@ -85,24 +80,3 @@ def compile_source(name: str, defines: Mapping[str, int | str], arch: str,
         pass  # a cache that cannot be kept costs time at the next start and nothing else
     return code
 
-
-def _compile(nvrtc: Any, name: str, text: str, options: list[str]) -> bytes:
-    def checked(result: tuple) -> Any:
-        if int(result[0]):
-            raise DeviceFault(f'NVRTC failed on {name}: {nvrtc.nvrtcGetErrorString(result[0])[1]}')
-        return result[1] if len(result) == 2 else None
-
-    program = checked(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
-    try:
-        raw = [option.encode() for option in options]
-        status = nvrtc.nvrtcCompileProgram(program, len(raw), raw)
-        if int(status[0]):
-            log = b' ' * checked(nvrtc.nvrtcGetProgramLogSize(program))
-            checked(nvrtc.nvrtcGetProgramLog(program, log))
-            raise DeviceFault(f'NVRTC refused {name} with {" ".join(options)}:\n'
-                              + log.decode(errors='replace').rstrip('\0 '))
-        code = b' ' * checked(nvrtc.nvrtcGetCUBINSize(program))
-        checked(nvrtc.nvrtcGetCUBIN(program, code))
-        return code
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
