@@ -75,8 +75,10 @@ def assemble(config: EngineConfig, tell: Callable[[str], None]) -> Parts:
     if device == 'cuda':
         from flashrt_ros.cuda.compiler import sources_digest
         from flashrt_ros.cuda.copies import Mover
+        from flashrt_ros.cuda.nvrtc import compiler
         lineage.mover = Mover(arena, lineage.pool)
         soft['cuda_sources'] = sources_digest()
+        soft['nvrtc'] = '.'.join(map(str, compiler().version))
     tell('taking the fingerprint')
     fingerprint = fingerprints.build(model, manifest, text, device, plan.grid, soft=soft)
     disk = open_tier(config.directory, config.disk_bytes) if config.directory else None

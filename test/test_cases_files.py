@@ -108,7 +108,7 @@ def test_case_22_a_rejected_file_leaves_the_live_state(saved, directory, damage,
 HARD = ('weights', 'architecture.rope_theta', 'architecture.num_layers', 'dtype',
         'manifest.order', 'manifest.buffers.logits', 'layout_version', 'tokenizer', 'adapter')
 SOFT = ('device', 'kernel_sources', 'model_sources', 'package', 'torch', 'numpy', 'threads',
-        'cpu_capability', 'grid', *(['cuda_sources'] if DEVICE == 'cuda' else []))
+        'cpu_capability', 'grid', *(['cuda_sources', 'nvrtc'] if DEVICE == 'cuda' else []))
 
 
 def changed(part, path):
@@ -186,7 +186,7 @@ def test_case_23_the_table_of_refusals():
 
 def test_the_fields_of_the_fingerprint_are_all_tried(directory):
     engine = build(directory=str(directory))
-    assert set(engine.fingerprint.soft) - {'cupy'} <= set(SOFT)
+    assert set(engine.fingerprint.soft) <= set(SOFT)
     assert {f.partition('.')[0] for f in HARD} == set(engine.fingerprint.hard)
     engine.close()
 

@@ -12,6 +12,7 @@ import tempfile
 
 from flashrt_ros.cli import exits, output
 from flashrt_ros.cli.opening import default_directory, JsonOption, ModelOption
+from flashrt_ros.errors import FlashrtError
 
 OK, WARN, MISSING = 'ok', 'warn', 'missing'
 
@@ -119,14 +120,16 @@ def _cuda() -> Iterator[Finding]:
         yield Finding(f'cuda {index}', OK, f'{device.name}, '
                       f'{output.megabytes(device.total_memory)}, compute capability '
                       f'{device.major}.{device.minor}, CUDA {torch.version.cuda}')
+    from flashrt_ros.cuda import available, nvrtc
+    reason = available.why_not()
+    if reason:
+        yield Finding('cuda plan', WARN, reason, 'until then models run on the CPU')
+        return
     try:
-        import cupy
-        driver = cupy.cuda.runtime.driverGetVersion()
-        yield Finding('cupy', OK, f'{cupy.__version__}, driver for CUDA {driver // 1000}.'
-                                  f'{driver % 1000 // 10}')
-    except Exception as error:
-        yield Finding('cupy', WARN, f'{type(error).__name__}: {error}',
-                      "pip install 'flashrt_ros[gpu]' for the fused kernels")
+        major, minor = nvrtc.compiler().version
+        yield Finding('nvrtc', OK, f'{major}.{minor}, compiles the kernels at first start')
+    except FlashrtError as error:
+        yield Finding('nvrtc', WARN, str(error), "pip install 'flashrt_ros[gpu]'")
 
 
 def _libraries() -> Iterator[Finding]:
