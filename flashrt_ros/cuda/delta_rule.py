@@ -18,6 +18,8 @@ from flashrt_ros.models.layers.delta_net import GatedDeltaNet
 
 COLUMNS = 16  # of the state that a block scans; twice as many where heads alone fill a device
 MANY_HEADS = 32
+DIMENSIONS = (32, 64, 128)  # of heads, that tensor cores take
+ROOMY = 200 << 10  # bytes of shared memory
 
 
 class Operands(NamedTuple):
@@ -37,15 +39,14 @@ class DeltaRule:
     """
     The launches of one layer's convolution and delta rule.
 
-    :param room: the work space, see :class:`flashrt_ros.cuda.prefill.Room`.
-    :param shared: bytes of shared memory a block may have.
+    :param shared: bytes of shared memory a block may have; no bit of a result depends on it.
     """
 
     def __init__(self, layer: GatedDeltaNet, dtype: torch.dtype, size: int, shared: int) -> None:
         self.layer, self.size = layer, size
         self.sub = 64 if size > 32 else 32
-        self.chunked = dtype is torch.bfloat16 and not (
-            layer.key_dim % 32 or layer.value_dim % 32 or size % self.sub)
+        self.chunked = (dtype is torch.bfloat16 and not size % self.sub
+                        and layer.key_dim in DIMENSIONS and layer.value_dim in DIMENSIONS)
         self._shared = shared
         self.columns = min(32, layer.value_dim)
         if self.chunked and layer.value_heads < MANY_HEADS:
@@ -55,7 +56,7 @@ class DeltaRule:
                       'DVS': self.columns}
 
     def plan(self, room) -> None:
-        """Note the work space that is needed."""
+        """Note what is needed of the work space, a :class:`flashrt_ros.cuda.prefill.Room`."""
         layer, size = self.layer, self.size
         if not self.chunked:
             room.plan('conv', (size, layer.channels), torch.float32)
@@ -65,7 +66,7 @@ class DeltaRule:
 
     def _spaces(self) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
         layer, sub = self.layer, self.sub
-        blocks = -(-self.size // sub)
+        blocks = self.size // sub
         heads, keys, half = layer.value_heads, layer.key_heads * layer.key_dim, torch.bfloat16
         return [('delta.q', (blocks, sub, keys), half), ('delta.k', (blocks, sub, keys), half),
                 ('delta.w', (blocks, sub, heads * layer.key_dim), half),
@@ -91,9 +92,12 @@ class DeltaRule:
             return
         sizes = {**self.sizes, 'SUB': self.sub}
         q, k, w, p, u, factors = (room.take(name, *shape) for name, shape, _ in self._spaces())
-        launch('chunk_delta.cu', 'delta_prepare', (-(-size // self.sub), heads), 8 * self.sub,
+        blocks = size // self.sub
+        # Two blocks to a multiprocessor only where one to each is not enough: spread they are faster.
+        resident = 2 if blocks * heads > 128 and self._shared >= ROOMY else 1
+        launch('chunk_delta.cu', 'delta_prepare', (blocks, heads), 8 * self.sub,
                (of.mixed, of.count, of.window, of.taps, of.neg_a, of.dt_bias, q, k, w, p, u,
-                factors), self._prepare_bytes(), **sizes)
+                factors), self._prepare_bytes(), **sizes, RESIDENT=resident)
         stages = 2 if self._scan_bytes(2) <= self._shared else 1
         launch('chunk_scan.cu', 'delta_scan', (slices, heads), 8 * self.columns,
                (q, k, w, p, u, factors, of.mixed, of.count, of.window, of.state, of.out),

@@ -268,26 +268,44 @@ delta_rows(const float* __restrict__ conv, const elem* __restrict__ mixed, const
         }
 }
 
+struct alignas(4 * sizeof(elem)) Four { elem of[4]; };
+
 // Gated norm: out[t][h] = rms_norm(x[t][h]) * norm * silu(z). One warp a head, 8 heads a block.
 extern "C" __global__ void __launch_bounds__(256)
-gate_rows(const float* x, const elem* mixed, const i64* count, const float* norm, float eps,
-          elem* out) {
+gate_rows(const float* __restrict__ x, const elem* __restrict__ mixed, const i64* count,
+          const float* __restrict__ norm, float eps, elem* __restrict__ out) {
+    constexpr int EACH = (DV + 127) / 128;  // groups of four values of a lane
     start_next();
     wait_inputs();
     const int lane = threadIdx.x % 32, head = blockIdx.x * 8 + threadIdx.x / 32;
     const i64 t = blockIdx.y;
     if (head >= HV) return;
     const float* row = x + (t * HV + head) * DV;
+    const elem* gate = mixed + t * WIDTH + CHANNELS + head * DV;
     elem* to = out + (t * HV + head) * DV;
-    if (t >= *count) {  // never computed: keep the product behind it finite
-        for (int d = lane; d < DV; d += 32) to[d] = from_float(0.0f);
-        return;
-    }
-    const elem* z = mixed + t * WIDTH + CHANNELS + head * DV;
+    const bool live = t < *count;  // what was never computed: keep the product behind it finite
+    float4 y[EACH];
+    Four z[EACH];
     float sum = 0.0f;
-    for (int d = lane; d < DV; d += 32) sum = fmaf(row[d], row[d], sum);
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        const int d = e * 128 + lane * 4;
+        const bool here = live && d < DV;
+        y[e] = here ? *(const float4*)(row + d) : make_float4(0, 0, 0, 0);
+        z[e] = here ? *(const Four*)(gate + d) : Four{};
+        sum += y[e].x * y[e].x + y[e].y * y[e].y + y[e].z * y[e].z + y[e].w * y[e].w;
+    }
     const float scale = rsqrtf(warp_sum(sum) / DV + eps);
-    for (int d = lane; d < DV; d += 32)
-        to[d] = from_float(row[d] * norm[d] * scale * silu(to_float(z[d])));
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        const int d = e * 128 + lane * 4;
+        if (d >= DV) continue;
+        const float4 f = *(const float4*)(norm + d);
+        const float v[4] = {y[e].x * f.x, y[e].y * f.y, y[e].z * f.z, y[e].w * f.w};
+        Four r;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) r.of[i] = from_float(v[i] * scale * silu(to_float(z[e].of[i])));
+        *(Four*)(to + d) = r;
+    }
 }
 #endif

@@ -1,5 +1,5 @@
 // The gated delta rule of a grid chunk: everything that needs no state, for all blocks of tokens and
-// all heads at once. See the header.
+// all heads at once, the convolution included; chunk_delta.cuh has the formulas.
 
 #include "tensor.cuh"
 #include "chunk_delta.cuh"
@@ -27,27 +27,33 @@ DEVICE void put_parts(elem* to, elem* low, float x, float y) {
     *(u32*)low = pack_bf16(x - bf16_float(pair & 0xffff), y - bf16_float(pair >> 16));
 }
 
+struct Taps { float2 of[TAPS]; };  // of two channels
+
+DEVICE Taps load_taps(const float* taps, int channel) {
+    Taps tap;
+#pragma unroll
+    for (int i = 0; i < TAPS; ++i) tap.of[i] = *(const float2*)(taps + i * CHANNELS + channel);
+    return tap;
+}
+
 // Two channels of RUN tokens from `first`: convolution and SiLU; zeros for the dead. No branches:
 // all loads are on their way together. A dead token is read, and nothing comes of it.
 template <int RUN>
-DEVICE void convolve(const elem* mixed, const elem* window, const float* taps, int channel,
+DEVICE void convolve(const elem* mixed, const elem* window, const Taps& tap, int channel,
                      int first, int live, elem* to, int pitch) {
     u32 x[TAPS - 1 + RUN];
-    float2 tap[TAPS];
     const elem* row = mixed + (first - (TAPS - 1)) * WIDTH + channel;
 #pragma unroll
     for (int i = 0; i < TAPS - 1 + RUN; ++i)
         x[i] = *(const u32*)(i < TAPS - 1 && first + i < TAPS - 1
                                  ? window + (first + i) * CHANNELS + channel : row + i * WIDTH);
 #pragma unroll
-    for (int i = 0; i < TAPS; ++i) tap[i] = *(const float2*)(taps + i * CHANNELS + channel);
-#pragma unroll
     for (int i = 0; i < RUN; ++i) {
         float a = 0.0f, b = 0.0f;
 #pragma unroll
         for (int j = 0; j < TAPS; ++j) {
-            a = fmaf(__uint_as_float(x[i + j] << 16), tap[j].x, a);
-            b = fmaf(__uint_as_float(x[i + j] & 0xffff0000u), tap[j].y, b);
+            a = fmaf(__uint_as_float(x[i + j] << 16), tap.of[j].x, a);
+            b = fmaf(__uint_as_float(x[i + j] & 0xffff0000u), tap.of[j].y, b);
         }
         // a sigmoid of both with one division; where an exponent is capped nothing is left
         const float c = 1.0f + fast_exp2(fminf(-1.44269504f * a, 60.0f));
@@ -58,8 +64,8 @@ DEVICE void convolve(const elem* mixed, const elem* window, const float* taps, i
     }
 }
 
-// One block a block of tokens and value head. Where heads are few, a block has a multiprocessor.
-extern "C" __global__ void __launch_bounds__(THREADS, HV < 32 ? 1 : 2)
+// One block a block of tokens and value head; RESIDENT of them share a multiprocessor.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
 delta_prepare(const elem* __restrict__ mixed, const i64* count, const elem* __restrict__ window,
               const float* __restrict__ taps, const float* neg_a, const float* dt_bias,
               uint4* __restrict__ q_units, uint4* __restrict__ k_units,
@@ -79,10 +85,16 @@ delta_prepare(const elem* __restrict__ mixed, const i64* count, const elem* __re
     float* corner = (float*)(t_values + SUB * PITCH_T);  // [32][36]
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     const int head = blockIdx.y, key_head = head / GROUP, base = blockIdx.x * SUB;
+    constexpr int RUN = DK / 8;  // tokens that a thread convolves, of queries or of keys
+    const int run = tid / DK * RUN, pair = tid % DK, part = pair % (DK / 2) * 2;
+    const bool is_key = pair >= DK / 2;
+    const int channel = (is_key * HK + key_head) * DK + part;
+    // Weights and the count: no kernel of the graph writes them.
+    const Taps tap = load_taps(taps, channel);
     const float bias = dt_bias[head], rate = neg_a[head];
+    const int live = (int)*count;
     start_next();
     wait_inputs();
-    const int live = (int)*count;
     if (base >= live) return;
     const i64 place = (i64)blockIdx.x * HV + head, key_place = (i64)blockIdx.x * HK + key_head;
 
@@ -101,17 +113,13 @@ delta_prepare(const elem* __restrict__ mixed, const i64* count, const elem* __re
             beta[i] = to_float(row[0]);
             g[i] = to_float(row[HV]);
         }
-    {
-        constexpr int RUN = DK / 8;  // queries, then keys
-        const int pair = tid % DK, run = tid / DK * RUN, d = pair % (DK / 2) * 2;
-        const bool key = pair >= DK / 2;
-        convolve<RUN>(mixed, window, taps, (key * HK + key_head) * DK + d, base + run, live,
-                      (key ? ks : qs) + run * PITCH_K + d, PITCH_K);
-    }
+    convolve<RUN>(mixed, window, tap, channel, base + run, live,
+                  (is_key ? ks : qs) + run * PITCH_K + part, PITCH_K);
     auto values = [&] {
         constexpr int RUN = DV / 16;
         const int d = tid % (DV / 2) * 2, run = tid / (DV / 2) * RUN;
-        convolve<RUN>(mixed, window, taps, 2 * HK * DK + head * DV + d, base + run, live,
+        const int channel = 2 * HK * DK + head * DV + d;
+        convolve<RUN>(mixed, window, load_taps(taps, channel), channel, base + run, live,
                       vs + run * PITCH_V + d, PITCH_V);
     };
     __syncthreads();

@@ -14,9 +14,9 @@
 // The state stays fp32 and enters products as the sum of two bfloat16. Exponents are never above
 // zero. Queries and keys stay as the convolution leaves them: their lengths are factors of tokens.
 //
-// What the scan reads lies in global memory in the order of its mma fragments, "units" of one
-// 16-byte vector a lane: 8 columns by 32 values of the summed-over dimension. A lane copies what it
-// will use itself, so these copies need no barrier.
+// What the scan reads lies in memory in the order of its mma fragments, in "units" of one 16-byte
+// vector a lane: 8 columns by 32 values of the summed-over dimension. So it is copied as it is, and
+// read without a bank conflict.
 
 #define WIDTH (CHANNELS + HV * DV + 2 * HV)
 #define TILES (SUB / 8)   // of tokens

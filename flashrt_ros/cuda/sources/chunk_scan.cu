@@ -1,16 +1,13 @@
-// The gated delta rule of a grid chunk: the scan over blocks of tokens. See the header.
-//
-// The scan: one block a value head and DVS of its columns. All products are turned, columns of the
-// state in front, so that what one leaves in registers is an operand of the next. A warp has its
-// share of the tokens for N and O, and its share of the keys for S.
+// The gated delta rule of a grid chunk: the scan over blocks of tokens; chunk_delta.cuh has the
+// formulas. One block a value head and DVS of its columns, four warps to 16 columns. All products
+// are turned, columns of the state in front, so that what one leaves in registers is an operand of
+// the next. A warp has its share of the tokens for N and O, and its share of the keys for S. The
+// operands of the next blocks of tokens are on their way while one is worked on.
 
 #include "tensor.cuh"
 #include "chunk_delta.cuh"
 
 #if ELEMENT == 16
-#ifndef PARTS
-#define PARTS 2
-#endif
 #define SIDES (DVS / 16)
 #define WARPS (4 * SIDES)
 #define MINE (TILES / 4)       // tiles of 8 tokens of a warp
@@ -36,10 +33,12 @@ DEVICE void put_parts(uint4* high, uint4* low, int tile, int lane, float x, floa
         pack_bf16(z - bf16_float(b & 0xffff), w - bf16_float(b >> 16)));
 }
 
-// Copy whole units.
-DEVICE void fetch(uint4* to, const void* from, int units) {
-    for (int i = threadIdx.x; i < units * 32; i += 32 * WARPS)
-        copy_async((elem*)(to + i), (const elem*)((const uint4*)from + i), true);
+// Copy COUNT units, every warp its share.
+template <int COUNT> DEVICE void fetch(uint4* to, const void* from) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i += WARPS)
+        if (i + WARPS <= COUNT || i + threadIdx.x / 32 < COUNT)
+            copy_async((elem*)(to + i * 32), (const elem*)((const uint4*)from + i * 32), true);
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
@@ -66,25 +65,28 @@ delta_scan(const uint4* __restrict__ q_units, const uint4* __restrict__ k_units,
 #pragma unroll
         for (int e = 0; e < 4; ++e)
             s[d][e] = mine[((warp * OWN + d) * 8 + lane % 4 * 2 + e % 2) * DV + e / 2 * 8];
+    const int live = (int)*count, steps = (live + SUB - 1) / SUB;  // no kernel writes the count
     wait_inputs();
-    const int live = (int)*count, steps = (live + SUB - 1) / SUB;
+    const int tid = threadIdx.x;
+    const uint4* w_from = w_units + head * TILES * KEYS * 32 + tid;
+    const uint4* q_from = q_units + key_head * TILES * KEYS * 32 + tid;
+    const float4* u_from = u_tiles + (head * (DV / 16) + blockIdx.x * SIDES) * TILES * 32 + tid;
+    const uint4* k_from = k_units + key_head * (DK / 8) * PASTS * 32 + tid;
+    const uint4* p_from = p_units + head * TILES * PASTS * 32 + tid;
     auto fetch_first = [&](int n) {  // what N and O need
         if (n < steps) {
-            uint4* stage = stages + n % STAGES * UNITS * 32;
-            const i64 place = (i64)n * HV + head, key_place = (i64)n * HK + key_head;
-            fetch(stage + W_AT * 32, w_units + place * TILES * KEYS * 32, TILES * KEYS);
-            fetch(stage + Q_AT * 32, q_units + key_place * TILES * KEYS * 32, TILES * KEYS);
-            fetch(stage + U_AT * 32, u_tiles + (place * (DV / 16) + blockIdx.x * SIDES)
-                  * TILES * 32, SIDES * TILES);
+            uint4* stage = stages + n % STAGES * UNITS * 32 + tid;
+            fetch<TILES * KEYS>(stage + W_AT * 32, w_from + n * (HV * TILES * KEYS * 32));
+            fetch<TILES * KEYS>(stage + Q_AT * 32, q_from + n * (HK * TILES * KEYS * 32));
+            fetch<SIDES * TILES>(stage + U_AT * 32, u_from + n * (HV * DV * 2 * TILES));
         }
         commit();
     };
     auto fetch_second = [&](int n) {  // what S needs, and O behind it
         if (n < steps) {
-            uint4* stage = stages + n % STAGES * UNITS * 32;
-            const i64 place = (i64)n * HV + head, key_place = (i64)n * HK + key_head;
-            fetch(stage + K_AT * 32, k_units + key_place * (DK / 8) * PASTS * 32, DK / 8 * PASTS);
-            fetch(stage + P_AT * 32, p_units + place * TILES * PASTS * 32, TILES * PASTS);
+            uint4* stage = stages + n % STAGES * UNITS * 32 + tid;
+            fetch<DK / 8 * PASTS>(stage + K_AT * 32, k_from + n * (HK * DK * 4 * PASTS));
+            fetch<TILES * PASTS>(stage + P_AT * 32, p_from + n * (HV * TILES * PASTS * 32));
         }
         commit();
     };
@@ -121,7 +123,7 @@ delta_scan(const uint4* __restrict__ q_units, const uint4* __restrict__ k_units,
     if (steps) fetch_factors(0);
     for (int n = 0; n < steps; ++n) {
         const uint4* stage = stages + n % STAGES * UNITS * 32 + lane;
-        float v[PARTS][MINE][4] = {}, o[PARTS][MINE][4] = {};
+        float v[2][MINE][4] = {}, o[2][MINE][4] = {};  // of either part of S
         arrive<2 * STAGES - 2>();
         __syncthreads();  // S is whole, and operands are there
 #pragma unroll
@@ -139,7 +141,7 @@ delta_scan(const uint4* __restrict__ q_units, const uint4* __restrict__ k_units,
 #pragma unroll
                 for (int t = 0; t < MINE; ++t)
 #pragma unroll
-                    for (int e = 0; e < PARTS; ++e) {
+                    for (int e = 0; e < 2; ++e) {
                         multiply(v[e][t], a[e], i ? w[t].z : w[t].x, i ? w[t].w : w[t].y);
                         multiply(o[e][t], a[e], i ? q[t].z : q[t].x, i ? q[t].w : q[t].y);
                     }
@@ -151,20 +153,15 @@ delta_scan(const uint4* __restrict__ q_units, const uint4* __restrict__ k_units,
             const float4 u =
                 *(const float4*)(stage + (U_AT + side * TILES + warp * MINE + t) * 32);
             const float4 f = factor[t];
-#if PARTS == 2
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                v[0][t][e] += v[1][t][e];
-                o[0][t][e] += o[1][t][e];
-            }
-#endif
+            for (int e = 0; e < 4; ++e) v[0][t][e] += v[1][t][e];
             const float x[4] = {u.x - v[0][t][0], u.y - v[0][t][1], u.z - v[0][t][2],
                                 u.w - v[0][t][3]};
             put(fresh, warp * MINE + t, lane, pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]));
             put_parts(faded, faded_low, warp * MINE + t, lane, x[0] * f.z, x[1] * f.w, x[2] * f.z,
                       x[3] * f.w);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) o[0][t][e] *= e % 2 ? f.y : f.x;
+            for (int e = 0; e < 4; ++e) o[0][t][e] = (o[0][t][e] + o[1][t][e]) * (e % 2 ? f.y : f.x);
         }
 #pragma unroll
         for (int d = 0; d < OWN; ++d)
