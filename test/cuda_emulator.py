@@ -84,6 +84,9 @@ class Toolbox:
         library = build(source, {'ELEMENT': self._element, **defines})
         return types.SimpleNamespace(name=name, run=getattr(library, f'run_{name}'))
 
+    def finish(self) -> None:
+        pass
+
 
 class Launch:
     def __init__(self, kernel, grid, block, args, shared=0, chained=True) -> None:

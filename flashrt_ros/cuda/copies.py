@@ -55,6 +55,7 @@ class Mover:
         tools = Toolbox(arena.device, torch.bfloat16)
         self._launch = Launch(tools.kernel('copy.cu', 'move_boundary'),
                               (tools.multiprocessors * 4,), 512, (table,), chained=False)
+        tools.finish()
 
     def move(self, block: int, pages: Sequence[int] | np.ndarray, first: int, begin: int, end: int,
              restore: bool) -> int:

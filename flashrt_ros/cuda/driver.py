@@ -8,8 +8,11 @@ tensors alive.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 import ctypes
-from functools import lru_cache
+from functools import lru_cache, partial
+import os
 from typing import Any
 
 import torch
@@ -93,10 +96,7 @@ class Launch:
         self._chained = chained and kernel.chains
         self._config_at = ctypes.byref(self._config)
         self._launch = library().cuLaunchKernelEx
-        if shared > kernel.shared:
-            check(library().cuFuncSetAttribute(kernel.handle, _MAX_DYNAMIC_SHARED, shared),
-                  f'asking for {shared} bytes of shared memory for {kernel.name}')
-            kernel.shared = shared
+        kernel.need(shared)
 
     def ask_ahead(self, weight: Tensor, limit: int) -> None:
         """Set the last two arguments: what to ask for while this runs, and how much of it."""
@@ -131,19 +131,51 @@ def _packed(value: Any) -> Any:
 
 
 class Kernel:
-    """A function of loaded machine code."""
+    """
+    A function of machine code that may still be compiling; the first use waits for it.
 
-    def __init__(self, module: ctypes.c_void_p, name: str, chains: bool) -> None:
-        self.name, self.chains, self.shared = name, chains, 48 << 10
-        self.handle = ctypes.c_void_p()
-        check(library().cuModuleGetFunction(ctypes.byref(self.handle), module, name.encode()),
-              f'finding the kernel {name}')
-        if hasattr(library(), 'cuFuncLoad'):  # lazily loaded code must not load within a capture
-            check(library().cuFuncLoad(self.handle), f'loading the kernel {name}')
+    :param module: returns the loaded module.
+    """
+
+    def __init__(self, module: Callable[[], ctypes.c_void_p], name: str, chains: bool) -> None:
+        self.name, self.chains = name, chains
+        self._module = module
+        self._handle: ctypes.c_void_p | None = None
+        self._shared = 48 << 10  # bytes, what a kernel may use without asking
+
+    @property
+    def handle(self) -> ctypes.c_void_p:
+        """The function as the driver knows it."""
+        if self._handle is None:
+            handle = ctypes.c_void_p()
+            check(library().cuModuleGetFunction(ctypes.byref(handle), self._module(),
+                                                self.name.encode()),
+                  f'finding the kernel {self.name}')
+            if hasattr(library(), 'cuFuncLoad'):  # lazily loaded code must not load in a capture
+                check(library().cuFuncLoad(handle), f'loading the kernel {self.name}')
+            if self._shared > 48 << 10:
+                self._ask(handle)
+            self._handle = handle
+        return self._handle
+
+    def need(self, shared: int) -> None:
+        """Let launches use this many bytes of dynamic shared memory."""
+        if shared > self._shared:
+            self._shared = shared
+            if self._handle is not None:
+                self._ask(self._handle)
+
+    def _ask(self, handle: ctypes.c_void_p) -> None:
+        check(library().cuFuncSetAttribute(handle, _MAX_DYNAMIC_SHARED, self._shared),
+              f'asking for {self._shared} bytes of shared memory for {self.name}')
 
 
 class Toolbox:
-    """Compiled kernels of one device and one element type; each variant is compiled once."""
+    """
+    Kernels of one device and one element type; each variant is compiled once, several at a time.
+
+    Whoever asked for kernels calls :meth:`finish` before the first capture.
+    """
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
@@ -151,22 +183,39 @@ class Toolbox:
         properties = torch.cuda.get_device_properties(device)
         self.multiprocessors = properties.multi_processor_count
         self.shared = getattr(properties, 'shared_memory_per_block_optin', 48 << 10)  # bytes
+        self._chains = torch.cuda.get_device_capability(device) >= (9, 0)
         self._element = dtype.itemsize * 8
+        self._compiling: dict[tuple, Future[bytes]] = {}
         self._modules: dict[tuple, ctypes.c_void_p] = {}
         self._kernels: dict[tuple, Kernel] = {}
+        self._pool = ThreadPoolExecutor(min(8, os.cpu_count() or 1), 'nvrtc')
         torch.zeros(1, device=device)  # makes the primary context current
 
     def kernel(self, source: str, name: str, **defines: int) -> Kernel:
         """Return a kernel of ``sources/<source>`` compiled with these macros."""
         key = (source, *sorted(defines.items()))
+        if key not in self._compiling:
+            self._compiling[key] = self._pool.submit(
+                compile_source, source, {'ELEMENT': self._element, **defines}, self.arch)
+        if (key, name) not in self._kernels:
+            self._kernels[key, name] = Kernel(partial(self._module, key), name, self._chains)
+        return self._kernels[key, name]
+
+    def _module(self, key: tuple) -> ctypes.c_void_p:
         if key not in self._modules:
-            code = compile_source(source, {'ELEMENT': self._element, **defines}, self.arch)
-            module = ctypes.c_void_p()
+            code, module = self._compiling[key].result(), ctypes.c_void_p()
             with torch.cuda.device(self.device):
                 check(library().cuModuleLoadData(ctypes.byref(module), code),
-                      f'loading {source} for {self.arch}')
+                      f'loading {key[0]} for {self.arch}')
             self._modules[key] = module
-        if (key, name) not in self._kernels:
-            chains = torch.cuda.get_device_capability(self.device) >= (9, 0)
-            self._kernels[key, name] = Kernel(self._modules[key], name, chains)
-        return self._kernels[key, name]
+        return self._modules[key]
+
+    def finish(self) -> None:
+        """
+        Wait until all kernels that were asked for are compiled, and load them.
+
+        :raises DeviceFault: if one cannot be compiled or loaded.
+        """
+        for kernel in self._kernels.values():
+            kernel.handle  # noqa: B018
+        self._pool.shutdown()

@@ -28,6 +28,9 @@ class Compiler(Protocol):
 
 
 class _Bindings:
+    version: tuple[int, int]
+    architectures: Sequence[int]
+
     def __init__(self) -> None:
         from cuda.bindings import nvrtc
         self._nvrtc: Any = nvrtc
@@ -57,6 +60,9 @@ class _Bindings:
 
 
 class _CuPy:
+    version: tuple[int, int]
+    architectures: Sequence[int]
+
     def __init__(self) -> None:
         from cupy.cuda import nvrtc
         self._nvrtc: Any = nvrtc

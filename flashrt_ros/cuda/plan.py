@@ -71,6 +71,7 @@ class CudaGraphPlan:
         if self.block > 1:
             self._add_blocks(model)
         self._runs.update({bucket: p.run for bucket, p in self._prefills.items()})
+        tools.finish()
         for each in prefills:
             each.warm_up()
         torch.cuda.synchronize(device)
