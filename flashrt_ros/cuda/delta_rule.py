@@ -9,7 +9,7 @@ recurrent state and the window of the convolution in place; see ``sources/chunk_
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ DIMENSIONS = (32, 64, 128)  # of heads, that tensor cores take
 ROOMY = 200 << 10  # bytes of shared memory
 
 
-class Operands(NamedTuple):
+@dataclass(frozen=True)
+class Operands:
     """What the rule of one layer reads and writes."""
 
     mixed: Tensor
@@ -93,7 +94,7 @@ class DeltaRule:
         sizes = {**self.sizes, 'SUB': self.sub}
         q, k, w, p, u, factors = (room.take(name, *shape) for name, shape, _ in self._spaces())
         blocks = size // self.sub
-        # Two blocks to a multiprocessor only where one to each is not enough: spread they are faster.
+        # Two blocks to a multiprocessor only where one to each is not enough: spread is faster.
         resident = 2 if blocks * heads > 128 and self._shared >= ROOMY else 1
         launch('chunk_delta.cu', 'delta_prepare', (blocks, heads), 8 * self.sub,
                (of.mixed, of.count, of.window, of.taps, of.neg_a, of.dt_bias, q, k, w, p, u,
@@ -111,5 +112,6 @@ class DeltaRule:
     def _scan_bytes(self, stages: int) -> int:
         sub, layer, sides = self.sub, self.layer, self.columns // 16
         keys, pasts, tiles = layer.key_dim // 32, sub // 32, sub // 8
-        units = tiles * (2 * keys + sides + pasts) + layer.key_dim // 8 * pasts
+        seen = tiles + (pasts - 1) * (tiles - 4)
+        units = tiles * (2 * keys + sides) + seen + layer.key_dim // 8 * pasts
         return 512 * stages * units + 64 * sides * layer.key_dim + 96 * sides * sub

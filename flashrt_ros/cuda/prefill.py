@@ -166,8 +166,9 @@ class Prefill:
         rule = self._rule(layer)
         rule.queue(self._launch, room, Operands(
             mixed, self.count, arena[f'layers.{layer.index}.conv'],
-            parameters[f'{mixer}.conv1d.weight'], weights.made(f'{mixer}.A_log', lambda a: -a.exp()),
-            parameters[f'{mixer}.dt_bias'], arena[f'layers.{layer.index}.recurrent'], read))
+            parameters[f'{mixer}.conv1d.weight'],
+            weights.made(f'{mixer}.A_log', lambda a: -a.exp()), parameters[f'{mixer}.dt_bias'],
+            arena[f'layers.{layer.index}.recurrent'], read))
         out = room.take('joined', size, values)
         self._launch('chunk.cu', 'gate_rows', (-(-heads // 8), size), 256, (
             read, mixed, self.count, parameters[f'{mixer}.norm.weight'], float(layer.eps), out),

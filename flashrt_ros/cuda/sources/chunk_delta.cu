@@ -1,8 +1,9 @@
-// The gated delta rule of a grid chunk: everything that needs no state, for all blocks of tokens and
-// all heads at once, the convolution included; chunk_delta.cuh has the formulas.
+// The gated delta rule of a grid chunk: everything that needs no state, for all blocks of tokens
+// and all heads at once, the convolution included; chunk_delta.cuh has the formulas.
 
 #include "tensor.cuh"
 #include "chunk_delta.cuh"
+#include "convolve.cuh"
 
 #if ELEMENT == 16
 #define THREADS (8 * SUB)
@@ -25,43 +26,6 @@ DEVICE void put_parts(elem* to, elem* low, float x, float y) {
     const u32 pair = pack_bf16(x, y);
     *(u32*)to = pair;
     *(u32*)low = pack_bf16(x - bf16_float(pair & 0xffff), y - bf16_float(pair >> 16));
-}
-
-struct Taps { float2 of[TAPS]; };  // of two channels
-
-DEVICE Taps load_taps(const float* taps, int channel) {
-    Taps tap;
-#pragma unroll
-    for (int i = 0; i < TAPS; ++i) tap.of[i] = *(const float2*)(taps + i * CHANNELS + channel);
-    return tap;
-}
-
-// Two channels of RUN tokens from `first`: convolution and SiLU; zeros for the dead. No branches:
-// all loads are on their way together. A dead token is read, and nothing comes of it.
-template <int RUN>
-DEVICE void convolve(const elem* mixed, const elem* window, const Taps& tap, int channel,
-                     int first, int live, elem* to, int pitch) {
-    u32 x[TAPS - 1 + RUN];
-    const elem* row = mixed + (first - (TAPS - 1)) * WIDTH + channel;
-#pragma unroll
-    for (int i = 0; i < TAPS - 1 + RUN; ++i)
-        x[i] = *(const u32*)(i < TAPS - 1 && first + i < TAPS - 1
-                                 ? window + (first + i) * CHANNELS + channel : row + i * WIDTH);
-#pragma unroll
-    for (int i = 0; i < RUN; ++i) {
-        float a = 0.0f, b = 0.0f;
-#pragma unroll
-        for (int j = 0; j < TAPS; ++j) {
-            a = fmaf(__uint_as_float(x[i + j] << 16), tap.of[j].x, a);
-            b = fmaf(__uint_as_float(x[i + j] & 0xffff0000u), tap.of[j].y, b);
-        }
-        // a sigmoid of both with one division; where an exponent is capped nothing is left
-        const float c = 1.0f + fast_exp2(fminf(-1.44269504f * a, 60.0f));
-        const float d = 1.0f + fast_exp2(fminf(-1.44269504f * b, 60.0f));
-        const float inverse = fast_inverse(c * d);
-        const u32 alive = (u32)((first + i - live) >> 31);
-        *(u32*)(to + i * pitch) = pack_bf16(a * d * inverse, b * c * inverse) & alive;
-    }
 }
 
 // One block a block of tokens and value head; RESIDENT of them share a multiprocessor.
@@ -109,7 +73,8 @@ delta_prepare(const elem* __restrict__ mixed, const i64* count, const elem* __re
     if (gating)
 #pragma unroll
         for (int i = 0; i < HALVES; ++i) {
-            const elem* row = mixed + (base + lane * HALVES + i) * WIDTH + CHANNELS + HV * DV + head;
+            const elem* row =
+                mixed + (base + lane * HALVES + i) * WIDTH + CHANNELS + HV * DV + head;
             beta[i] = to_float(row[0]);
             g[i] = to_float(row[HV]);
         }
@@ -207,7 +172,7 @@ delta_prepare(const elem* __restrict__ mixed, const i64* count, const elem* __re
         if (!kind)
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                p_units[((place * TILES + band / 8 + half) * PASTS + left / 32) * 32 + lane] =
+                p_units[(place * SEEN + seen_at(band / 8 + half, left / 32)) * 32 + lane] =
                     unit(c, 2 * half);
     }
     __syncthreads();
@@ -368,7 +333,8 @@ delta_prepare(const elem* __restrict__ mixed, const i64* count, const elem* __re
                         multiply(u[m][1], a, low[2], low[3]);
                     }
                 }
-            float4* to = u_tiles + ((place * (DV / 16) + first / 16) * TILES + band * 2) * 32 + lane;
+            float4* to =
+                u_tiles + ((place * (DV / 16) + first / 16) * TILES + band * 2) * 32 + lane;
 #pragma unroll
             for (int m = 0; m < SPAN_V / 16; ++m)
 #pragma unroll

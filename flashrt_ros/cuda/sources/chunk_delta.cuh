@@ -22,3 +22,7 @@
 #define TILES (SUB / 8)   // of tokens
 #define KEYS (DK / 32)    // units over the keys
 #define PASTS (SUB / 32)  // units over the tokens
+#define SEEN (TILES + (PASTS - 1) * (TILES - 4))  // units of P that are not above its diagonal
+
+// Where the unit of P for a tile of 8 queries and 32 keys lies.
+DEVICE int seen_at(int tile, int past) { return past * (TILES - 4) + tile; }

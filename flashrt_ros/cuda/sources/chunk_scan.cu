@@ -16,7 +16,7 @@
 #define Q_AT (TILES * KEYS)
 #define U_AT (2 * TILES * KEYS)
 #define P_AT (U_AT + SIDES * TILES)
-#define K_AT (P_AT + TILES * PASTS)
+#define K_AT (P_AT + SEEN)
 #define UNITS (K_AT + DK / 8 * PASTS)
 
 // Put a tile where it is half of the first operand of a product over 16 of its columns.
@@ -72,7 +72,7 @@ delta_scan(const uint4* __restrict__ q_units, const uint4* __restrict__ k_units,
     const uint4* q_from = q_units + key_head * TILES * KEYS * 32 + tid;
     const float4* u_from = u_tiles + (head * (DV / 16) + blockIdx.x * SIDES) * TILES * 32 + tid;
     const uint4* k_from = k_units + key_head * (DK / 8) * PASTS * 32 + tid;
-    const uint4* p_from = p_units + head * TILES * PASTS * 32 + tid;
+    const uint4* p_from = p_units + head * SEEN * 32 + tid;
     auto fetch_first = [&](int n) {  // what N and O need
         if (n < steps) {
             uint4* stage = stages + n % STAGES * UNITS * 32 + tid;
@@ -86,7 +86,7 @@ delta_scan(const uint4* __restrict__ q_units, const uint4* __restrict__ k_units,
         if (n < steps) {
             uint4* stage = stages + n % STAGES * UNITS * 32 + tid;
             fetch<DK / 8 * PASTS>(stage + K_AT * 32, k_from + n * (HK * DK * 4 * PASTS));
-            fetch<TILES * PASTS>(stage + P_AT * 32, p_from + n * (HV * TILES * PASTS * 32));
+            fetch<SEEN>(stage + P_AT * 32, p_from + n * (HV * SEEN * 32));
         }
         commit();
     };
@@ -123,7 +123,7 @@ delta_scan(const uint4* __restrict__ q_units, const uint4* __restrict__ k_units,
     if (steps) fetch_factors(0);
     for (int n = 0; n < steps; ++n) {
         const uint4* stage = stages + n % STAGES * UNITS * 32 + lane;
-        float v[2][MINE][4] = {}, o[2][MINE][4] = {};  // of either part of S
+        float v[2][MINE][4] = {}, o[MINE][4] = {};  // O is rounded anyway: the first part of S does
         arrive<2 * STAGES - 2>();
         __syncthreads();  // S is whole, and operands are there
 #pragma unroll
@@ -141,10 +141,11 @@ delta_scan(const uint4* __restrict__ q_units, const uint4* __restrict__ k_units,
 #pragma unroll
                 for (int t = 0; t < MINE; ++t)
 #pragma unroll
-                    for (int e = 0; e < 2; ++e) {
+                    for (int e = 0; e < 2; ++e)
                         multiply(v[e][t], a[e], i ? w[t].z : w[t].x, i ? w[t].w : w[t].y);
-                        multiply(o[e][t], a[e], i ? q[t].z : q[t].x, i ? q[t].w : q[t].y);
-                    }
+#pragma unroll
+                for (int t = 0; t < MINE; ++t)
+                    multiply(o[t], a[0], i ? q[t].z : q[t].x, i ? q[t].w : q[t].y);
             }
         }
         fetch_second(n - 1 + STAGES);
@@ -161,7 +162,7 @@ delta_scan(const uint4* __restrict__ q_units, const uint4* __restrict__ k_units,
             put_parts(faded, faded_low, warp * MINE + t, lane, x[0] * f.z, x[1] * f.w, x[2] * f.z,
                       x[3] * f.w);
 #pragma unroll
-            for (int e = 0; e < 4; ++e) o[0][t][e] = (o[0][t][e] + o[1][t][e]) * (e % 2 ? f.y : f.x);
+            for (int e = 0; e < 4; ++e) o[t][e] *= e % 2 ? f.y : f.x;
         }
 #pragma unroll
         for (int d = 0; d < OWN; ++d)
@@ -201,9 +202,9 @@ delta_scan(const uint4* __restrict__ q_units, const uint4* __restrict__ k_units,
             const u32 a[2][4] = {{x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w}};
 #pragma unroll
             for (int t = 0; t < MINE; ++t) {
-                const uint4 p = stage[(P_AT + (warp * MINE + t) * PASTS + j) * 32];
-                multiply(o[0][t], a[0], p.x, p.y);
-                multiply(o[0][t], a[1], p.z, p.w);
+                const uint4 p = stage[(P_AT + seen_at(warp * MINE + t, j)) * 32];
+                multiply(o[t], a[0], p.x, p.y);
+                multiply(o[t], a[1], p.z, p.w);
             }
         }
 #pragma unroll
@@ -212,7 +213,7 @@ delta_scan(const uint4* __restrict__ q_units, const uint4* __restrict__ k_units,
             for (int e = 0; e < 4; ++e) {
                 const int token = n * SUB + (warp * MINE + t) * 8 + lane % 4 * 2 + e % 2;
                 if (token < live)
-                    out[(i64)token * HV * DV + head * DV + column + e / 2 * 8] = o[0][t][e];
+                    out[(i64)token * HV * DV + head * DV + column + e / 2 * 8] = o[t][e];
             }
     }
     arrive<0>();
