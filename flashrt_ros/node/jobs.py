@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flashrt_ros.worker import Worker
 
 T = TypeVar('T')
+_HAND_OVER = 1e-4  # seconds
 
 
 class Reply(Generic[T]):
@@ -45,9 +46,14 @@ class Reply(Generic[T]):
             self._set = True
             # Errors travel as values: rclpy prints each exception that nobody fetched.
             self._future.set_result((value, error))
-            if self._blocking:
+            blocking = self._blocking
+            if blocking:
                 self._condition.notify()
-                return True
+        if blocking:
+            # A worker that computes on keeps the interpreter from who waits, for the length of
+            # the switch interval. This lets go of it until the waiting thread has woken up.
+            time.sleep(_HAND_OVER)
+            return True
         if self._executor is not None:
             self._executor.wake()
         return True
