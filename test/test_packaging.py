@@ -24,7 +24,7 @@ KEYS = {'jinja2': 'python3-jinja2', 'numpy': 'python3-numpy', 'psutil': 'python3
 # who have it use it.
 NO_KEY = {'torch': 'torch', 'safetensors': 'safetensors', 'tokenizers': 'tokenizers',
           'blake3': 'blake3', 'fsspec': 'fsspec', 'typer': 'typer', 'transformers': 'transformers',
-          'cuda': 'cuda_bindings', 'cupy': 'cupy_cuda13x', 'pynvml': ''}
+          'cuda': 'cuda_bindings', 'cupy': '', 'pynvml': ''}
 HEAVY = ('torch', 'cupy', 'transformers', 'tokenizers', 'safetensors')
 
 
