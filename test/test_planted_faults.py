@@ -33,7 +33,7 @@ MODEL = 'random:tiny'
 @pytest.fixture
 def bench(tmp_path):
     """Return an engine and sizes that make every check take a second or less."""
-    engine = Engine(EngineConfig(model=MODEL, context=512, pool_bytes=8 << 20,
+    engine = Engine(EngineConfig(model=MODEL, device='cpu', context=512, pool_bytes=8 << 20,
                                  directory=str(tmp_path), threads=1))
     engine.plan.grid = 64
     sizes = checks.Sizes(model=MODEL, dtype='auto', context=512, directory=Path(tmp_path),
