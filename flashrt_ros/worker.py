@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 import threading
 import time
 from typing import Any, TypeVar
@@ -206,9 +207,10 @@ class Worker:
         return None
 
     def _note(self) -> None:
-        """Note where the sessions stand. On the worker's thread."""
-        self._places = {info.name: (info.epoch, info.position)
-                        for info in self.engine.sessions()}
+        """Note where the sessions stand. On the worker's thread. Never raises."""
+        with suppress(Exception):  # a device that fell off the bus: the job itself tells that
+            self._places = {info.name: (info.epoch, info.position)
+                            for info in self.engine.sessions()}
 
     def _loop(self) -> None:
         while True:

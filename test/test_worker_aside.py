@@ -173,3 +173,16 @@ def test_places_are_known_without_asking(worker, engine):
     assert worker.place('default') == (answer.epoch, 50 + LONG)
     rolled = worker.call(lambda e: e.rollback(to='tokens', value=1)).result(WAIT)
     assert worker.place('default') == (rolled.epoch, 49 + LONG) and epoch
+
+
+def test_a_device_that_does_not_tell_the_place_hides_no_answer(worker, engine, monkeypatch):
+    place = worker.place('default')
+
+    def gone():
+        raise RuntimeError('the device fell off the bus')
+    monkeypatch.setattr(engine, 'sessions', gone)
+    assert worker.call(lambda e: 5).result(WAIT) == 5
+    with pytest.raises(Busy):
+        worker.call(lambda e: (_ for _ in ()).throw(Busy('its own'))).result(WAIT)
+    monkeypatch.undo()
+    assert worker.place('default') == place
