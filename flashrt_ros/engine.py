@@ -258,15 +258,16 @@ class Engine:
                 watch.first()
             on_piece(piece)
 
-        # Before the append is queued: an append leaves them as they are, and a device would be
+        # Asked for before the append, which leaves them as they are: behind it a device would be
         # waited for until it has folded everything.
-        settings, counter = sampling.read(self.arena)
+        present = sampling.ask(self.arena)
         try:
             with self._running(target, aside):
                 if turn.ids or limit:
                     prefilled = target.append(turn.ids, turn.state, turn.role, control, aside)
                     self._counts['tokens_prefilled'] += prefilled
                 if limit:
+                    settings, counter = present()
                     answer = target.generate(
                         max_tokens=limit, stop=request.stop, settings=replace(settings, **chosen),
                         counter=0 if request.seed is not None else counter, on_piece=listen,

@@ -71,16 +71,16 @@ class Ring:
         except Capacity:
             return None
 
-    def mark(self, position: int, turn: bool = True) -> None:
+    def mark(self, position: int, turn: bool = True) -> Kept | None:
         """
-        Keep the present boundary, at the cost of an older one.
+        Keep the present boundary, at the cost of an older one; return it, None if it was not kept.
 
         Those within an answer replace each other while turns need the room, so that a long answer
         does not push out where its turn began.
         """
         for kept in [k for k in self._kept if k.position == position]:
             if kept.turn and not turn:
-                return
+                return None
             self.give_up(kept)
         within = [k for k in self._kept if not k.turn]
         if not turn and len(within) >= max(1, self._limit // 2):
@@ -91,16 +91,22 @@ class Ring:
         fresh = self.take(position, turn) if self._limit else None
         if fresh is not None:
             self._kept.append(fresh)
+        return fresh
 
-    def adopt(self, position: int, block: int, grid: bool) -> None:
+    def holds(self, kept: Kept) -> bool:
+        """Tell whether a boundary that was kept is here still."""
+        return kept in self._kept
+
+    def adopt(self, position: int, block: int, grid: bool) -> Kept | None:
         """Keep a block of somebody else's, as the grid boundary too where it is one."""
         if not position:
-            return  # the empty boundary is always there
+            return None  # the empty boundary is always there
         self._pool.hold_block(block)
         self._kept.append(Kept(position, block))
         if grid:
             self._pool.hold_block(block)
             self.grid = Kept(position, block)
+        return self._kept[-1]
 
     def set_grid(self, kept: Kept) -> None:
         """Replace the grid boundary; its reference comes with it."""

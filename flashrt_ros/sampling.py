@@ -9,6 +9,7 @@ pure function of *(s, n)*, which needs no hidden generator state and is the same
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 import math
 
@@ -88,19 +89,45 @@ def write(arena: Arena, sampling: Sampling, counter: int) -> None:
     """Put settings and counter into the state; on a device in one copy that nobody waits for."""
     seed = sampling.seed
     seed = seed - (1 << 64) if seed >> 63 else seed  # two's complement
-    live = _block(arena)
-    copy = None if arena.device.type == 'cpu' else torch.zeros(live.numel(), dtype=torch.uint8)
     values = (sampling.temperature, sampling.top_p, sampling.top_k, seed, counter)
+    live, copy = _block(arena), None
+    if arena.device.type != 'cpu':  # pinned: torch keeps it until it was copied
+        copy = torch.zeros(live.numel(), dtype=torch.uint8, pin_memory=True)
     for view, value in zip(_views(arena, copy), values, strict=True):
         view.fill_(value)
     if copy is not None:
-        live.copy_(copy, non_blocking=True)  # from pageable memory: taken before this returns
+        live.copy_(copy, non_blocking=True)
 
 
 def read(arena: Arena) -> tuple[Sampling, int]:
-    """Return settings and counter of the state; a device is waited for once."""
-    copy = None if arena.device.type == 'cpu' else _block(arena).cpu()
-    temperature, top_p, top_k, seed, counter = (view.item() for view in _views(arena, copy))
+    """Return settings and counter of the state; a device is waited for."""
+    return ask(arena)()
+
+
+def ask(arena: Arena) -> Callable[[], tuple[Sampling, int]]:
+    """
+    Ask for settings and counter as they are now; what is returned waits for them.
+
+    Work that a device is given in between need not be waited for.
+    """
+    if arena.device.type == 'cpu':
+        found = _settings(_views(arena))
+        return lambda: found
+    live = _block(arena)
+    copy = torch.empty(live.numel(), dtype=torch.uint8, pin_memory=True)
+    copy.copy_(live, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def wait() -> tuple[Sampling, int]:
+        arrived.synchronize()
+        return _settings(_views(arena, copy))
+
+    return wait
+
+
+def _settings(views: list[torch.Tensor]) -> tuple[Sampling, int]:
+    temperature, top_p, top_k, seed, counter = (view.item() for view in views)
     return Sampling(temperature, int(top_k), top_p, int(seed) & _U64), int(counter)
 
 

@@ -92,6 +92,7 @@ class Session:
         self._host = HostState()
         self._sampler: Sampler = (0.0, 0, 1.0, 0, 0)  # at the start of the last generation
         self._sampled = 0
+        self._same: Kept | None = None  # kept by the ring, with the bytes of the live fixed block
         self._begun: int | None = None  # inside a fold, an append or a replay: where it began
 
     # -- the state --------------------------------------------------------------------------
@@ -120,10 +121,22 @@ class Session:
         """Take over another boundary's host part; its block serves as a kept boundary."""
         self.ring.clear()
         self._host, self._sampled, self.parent_id = host, 0, parent_id
-        self.epoch = epoch
+        self.epoch, self._same = epoch, None
         if kept is not None:
             pure = host.schedule.pure_grid(self._plan.grid)
-            self.ring.adopt(kept.position, kept.block, bool(pure) and kept.position == pure)
+            self._same = self.ring.adopt(kept.position, kept.block,
+                                         bool(pure) and kept.position == pure)
+
+    def changed(self) -> None:
+        """Note that the live fixed block is no longer what it became."""
+        self._same = None
+
+    def _mark(self, position: int) -> int | None:
+        """Keep the present boundary as the start of a turn; return a block that holds it."""
+        same = self._same
+        if same is None or same.position != position or not self.ring.holds(same):
+            same = self._same = self.ring.mark(position)
+        return same.block if same else None
 
     # -- append -----------------------------------------------------------------------------
 
@@ -150,10 +163,9 @@ class Session:
         last_pure = (start + len(pending)) // grid * grid if pure else 0
         candidate: Kept | None = None
         self.ring.drop_above(start)
-        if ids and start:
-            self.ring.mark(start)
+        block = self._mark(start) if ids and start else None
         try:
-            with self._lineage.guard():
+            with self._lineage.guard(block):
                 done, self._begun = 0, start
                 while done < len(pending):
                     if done and aside is not None:
@@ -172,6 +184,7 @@ class Session:
             raise _as_typed(error, 'an append', start) from error
         finally:
             self._begun = None
+        self._same = None
         if candidate is not None:
             self.ring.set_grid(candidate)
         turns = (*host.turns, (start, host.turn)) if ids else host.turns
@@ -226,7 +239,7 @@ class Session:
             return bool(finish or failures)
 
         self.ring.drop_above(start)
-        self.ring.mark(start)  # as it was: the settings below belong to this generation
+        block = self._mark(start)  # as it was: the settings below belong to this generation
         self._host, self._sampled = replace(host, turn='assistant_open'), 0
         self._sampler = (settings.temperature, settings.top_k, settings.top_p, settings.seed,
                          counter)
@@ -235,7 +248,7 @@ class Session:
         lookup: PromptLookup | None = None  # made behind the first token, which it would delay
         passes = 0
         try:
-            with self._lineage.guard():
+            with self._lineage.guard(block):
                 sampling.write(arena, settings, counter)
                 while not finish:
                     if len(ids) >= max_tokens or arena.position >= arena.capacity:
@@ -272,6 +285,7 @@ class Session:
             self._host, self._sampled, self._begun = host, 0, None
             self.ring.drop_above(start)
             raise _as_typed(error, 'a step', start) from error
+        self._same = None
         self._finish(matcher, detokenizer, publish)
         if failures:
             raise failures[0]
@@ -345,7 +359,7 @@ class Session:
             copied = self._lineage.put_back(kept.block, kept.position)
         else:
             copied = self._replay(kept, ids, host, target, control, aside)
-        self._host, self._sampled = after, 0
+        self._host, self._sampled, self._same = after, 0, None
         self.ring.drop_above(target)
         return replay, copied
 

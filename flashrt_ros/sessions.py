@@ -150,6 +150,7 @@ class Sessions:
         if session.reseed is not None:
             self._reseed(session.reseed)
             session.reseed = None
+            session.changed()
         return copied
 
     def assign(self, session: Session, frozen: Frozen, host: HostState, parent_id: str,
@@ -173,6 +174,8 @@ class Sessions:
             self._reseed(seed)
         session.reseed = None
         session.become(host, parent_id, frozen if source is None else kept, self.next_epoch())
+        if seed is not None:
+            session.changed()
         return copied
 
     def point(self, session: Session, frozen: Frozen, host: HostState, parent_id: str,

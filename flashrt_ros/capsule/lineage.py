@@ -179,21 +179,30 @@ class Lineage:
         return self._copy_block(self.arena.fixed, self.pool.blocks[block])
 
     @contextmanager
-    def guard(self) -> Iterator[None]:
+    def guard(self, block: int | None = None) -> Iterator[None]:
         """
-        Keep the fixed block during a verb and put it back if the verb fails.
+        Put the fixed block back if a verb fails; it is kept meanwhile.
 
         Rows at and beyond the old position are dead, so this undoes an append or a generation
         completely.
+
+        :param block: of the pool, if one holds the same bytes already; that saves a copy.
         """
-        self._copy_block(self._guard, self.arena.fixed)
-        position = self.arena.mirror
+        arena, pool = self.arena, self.pool
+        if block is None:
+            self._copy_block(self._guard, arena.fixed)
+        else:
+            pool.hold_block(block)  # whoever kept it may give it up meanwhile
+        position = arena.mirror
         try:
             yield
         except BaseException:
-            self._copy_block(self.arena.fixed, self._guard)
-            self.arena.mirror = position
+            self._copy_block(arena.fixed, self._guard if block is None else pool.blocks[block])
+            arena.mirror = position
             raise
+        finally:
+            if block is not None:
+                pool.release_block(block)
 
     def _follow(self, pages: Pages, position: int) -> None:
         """Make ``pages`` the trail, with a reference to each, and all live rows clean."""
