@@ -9,10 +9,8 @@ thread where several callers share it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import replace
 from functools import partial
 import itertools
 import time
@@ -23,6 +21,7 @@ import torch
 
 from flashrt_ros import aligned, sampling
 from flashrt_ros.aligned import Aligned
+from flashrt_ros.answering import Answering, Listeners
 from flashrt_ros.assembly import assemble, build_plan
 from flashrt_ros.capsule import accounts
 from flashrt_ros.capsule.boundary import HostState
@@ -30,16 +29,8 @@ from flashrt_ros.capsule.capsule import Capsule, CapsuleInfo
 from flashrt_ros.capsule.pool import Frozen
 from flashrt_ros.config import EngineConfig
 from flashrt_ros.control import Control, FinishReason
-from flashrt_ros.errors import (
-    Busy,
-    Canceled,
-    DeadlineExceeded,
-    InvalidArgument,
-    Preempted,
-    Storage,
-)
-from flashrt_ros.plan import EagerPlan
-from flashrt_ros.prompting import Prompting, Turn
+from flashrt_ros.errors import InvalidArgument, Storage
+from flashrt_ros.prompting import Prompting
 from flashrt_ros.results import (
     AppendResult,
     ForkResult,
@@ -49,19 +40,15 @@ from flashrt_ros.results import (
     RollbackResult,
     SaveResult,
     SessionInfo,
-    Stopwatch,
 )
 from flashrt_ros.ring import Ring
 from flashrt_ros.sampling import Sampling
 from flashrt_ros.session import check_room, Piece, Session
 from flashrt_ros.sessions import DEFAULT_SESSION, Sessions
-from flashrt_ros.text import StopMatcher
 
 __all__ = ['AppendResult', 'CapsuleInfo', 'Control', 'Engine', 'EngineConfig', 'FinishReason',
            'ForkResult', 'GenerateRequest', 'Generation', 'Piece', 'RestoreResult',
            'RollbackResult', 'Sampling', 'SaveResult', 'SessionInfo']
-
-STOPPED = (FinishReason.CANCELED, FinishReason.PREEMPTED, FinishReason.TIMEOUT)
 
 
 class Engine:
@@ -90,6 +77,9 @@ class Engine:
         self._counts = dict.fromkeys(
             ('saves', 'restores', 'forks', 'rollbacks', 'generations', 'tokens_prefilled',
              'tokens_generated', 'tokens_replayed', 'passes'), 0)
+        self._answering = Answering(
+            self.plan, self.lineage, self.store, self._sessions, self._prompting, self.restore,
+            self.save, self._counts, config.max_tokens)
         self._had_directory = False
         self.load_seconds = time.monotonic() - begin
 
@@ -182,135 +172,9 @@ class Engine:
             where there is no boundary; may do what leaves this session alone.
         :raises FlashrtError: a refusal; nothing has changed then.
         """
-        watch = Stopwatch()
-        control = control or Control()
-        turn, limit, chosen = self._checked(request)
-        if control.cancelled:
-            return self._nothing(request, control.cancelled, watch)
-        with self._sessions.obtaining(request.session) as target:
-            return self._generate(request, target, turn, limit, chosen, on_piece or _ignore,
-                                  control, between or _ignore, aside, watch)
-
-    def _generate(self, request: GenerateRequest, target: Session, turn: Turn, limit: int,
-                  chosen: dict, on_piece: Callable[[Piece], None], control: Control,
-                  between: Callable[[], None], aside: Callable[[], None] | None,
-                  watch: Stopwatch) -> Generation:
-        undo = self._undo_point(target) if request.rollback_on_cancel else None
-        try:
-            generation = self._run(request, target, turn, limit, chosen, on_piece, control,
-                                   between, aside, watch)
-            stopped = generation.finish_reason in STOPPED
-            if request.save_as and not stopped:
-                info = self.save(request.session, request.save_as, overwrite=True).info
-                generation = replace(generation, info=info)
-            if stopped and undo is not None and target is self._sessions.live:
-                self.lineage.restore(undo[0])
-                target.become(undo[1], undo[2], undo[0], self._sessions.next_epoch())
-                generation = replace(generation, epoch=target.epoch, position=target.position)
-            return generation
-        finally:
-            if undo is not None:
-                self.lineage.pool.release(undo[0])
-
-    def _checked(self, request: GenerateRequest) -> tuple[Turn, int, dict]:
-        """Refuse all that can be refused before anything changes."""
-        self._sessions.check([request.session])
-        if self._sessions.running is not None:
-            raise Busy(f'session {self._sessions.running.name!r} is generating; wait for its '
-                       'end.')
-        if request.save_as:
-            self.store.check_free(request.save_as, overwrite=True)
-        limit = self.config.max_tokens if request.max_tokens == -1 else request.max_tokens
-        if limit < 0:
-            raise InvalidArgument('max_tokens must be -1 (the configured default), 0 (prefill '
-                                  f'only) or a positive count, not {request.max_tokens}.')
-        chosen: dict[str, Any] = {name: value for name, value in (
-            ('temperature', request.temperature), ('top_p', request.top_p),
-            ('top_k', request.top_k), ('seed', request.seed)) if value is not None}
-        Sampling(**chosen)  # refuses what is out of range
-        StopMatcher(request.stop)
-        if request.capsule:
-            origin: Capsule | Session | None = self.store.find(request.capsule)
-        else:
-            origin = self._sessions.find(request.session)
-        host, position = (origin.host, origin.position) if origin else (HostState(), 0)
-        turn = self._prompting.turn(host, prompt=request.prompt, messages=request.messages,
-                                    token_ids=request.token_ids, raw=request.raw,
-                                    answer=limit > 0)
-        if limit and not (position or host.tail or turn.ids):
-            raise InvalidArgument('nothing is folded yet and the request brings nothing: send a '
-                                  'prompt, messages or token_ids, or name a capsule.')
-        check_room(self.arena.capacity, host, position, len(turn.ids) + (1 if limit else 0))
-        return turn, limit, chosen
-
-    def _run(self, request: GenerateRequest, target: Session, turn: Turn, limit: int,
-             chosen: dict, on_piece: Callable[[Piece], None], control: Control,
-             between: Callable[[], None], aside: Callable[[], None] | None,
-             watch: Stopwatch) -> Generation:
-        if request.capsule:
-            self.restore(request.session, request.capsule)
-        else:
-            self._sessions.activate(target)
-        reused, prefilled, answer = target.position, 0, None
-
-        def listen(piece: Piece) -> None:
-            if piece.token_ids:
-                watch.first()
-            on_piece(piece)
-
-        # Asked for before the append, which leaves them as they are: behind it a device would be
-        # waited for until it has folded everything.
-        present = sampling.ask(self.arena)
-        try:
-            with self._running(target, aside):
-                if turn.ids or limit:
-                    prefilled = target.append(turn.ids, turn.state, turn.role, control, aside)
-                    self._counts['tokens_prefilled'] += prefilled
-                if limit:
-                    settings, counter = present()
-                    answer = target.generate(
-                        max_tokens=limit, stop=request.stop, settings=replace(settings, **chosen),
-                        counter=0 if request.seed is not None else counter, on_piece=listen,
-                        control=control, between=between)
-        except (Canceled, Preempted, DeadlineExceeded):
-            return self._nothing(request, control.cancelled or FinishReason.CANCELED, watch)
-        tokens = answer.token_ids if answer else ()
-        self._counts['generations'] += 1
-        self._counts['tokens_generated'] += len(tokens)
-        self._counts['passes'] += answer.passes if answer else 0
-        return Generation(
-            session=target.name,
-            finish_reason=answer.finish_reason if answer else FinishReason.LENGTH,
-            text=answer.text if answer else '', token_ids=tokens, prompt_tokens=len(turn.ids),
-            tokens_reused=reused, tokens_prefilled=prefilled, completion_tokens=len(tokens),
-            time_to_first_token=watch.to_first(), tokens_per_second=watch.rate(len(tokens)),
-            epoch=target.epoch, position=target.position)
-
-    @contextmanager
-    def _running(self, target: Session, aside: Callable[[], None] | None) -> Iterator[None]:
-        """Note whose the arena is: what is served aside must leave both alone."""
-        self._sessions.running = target
-        if isinstance(self.plan, EagerPlan):  # on a device a fold is one launch
-            self.plan.aside = aside
-        try:
-            yield
-        finally:
-            self._sessions.running = None
-            if isinstance(self.plan, EagerPlan):
-                self.plan.aside = None
-
-    def _undo_point(self, target: Session) -> tuple[Frozen, HostState, str]:
-        return self._sessions.freeze(target)[0], target.host, target.parent_id
-
-    def _nothing(self, request: GenerateRequest, reason: FinishReason,
-                 watch: Stopwatch) -> Generation:
-        """Answer of a request that was stopped before its first token."""
-        session = self._sessions.find(request.session)
-        return Generation(
-            session=request.session, finish_reason=reason, text='', token_ids=(), prompt_tokens=0,
-            tokens_reused=0, tokens_prefilled=0, completion_tokens=0,
-            time_to_first_token=watch.to_first(), tokens_per_second=0.0,
-            epoch=session.epoch if session else 0, position=session.position if session else 0)
+        return self._answering.answer(
+            request, control or Control(),
+            Listeners(on_piece or _ignore, between or _ignore, aside))
 
     # -- capsules -----------------------------------------------------------------------------
 
@@ -484,7 +348,7 @@ class Engine:
         self.check_epoch(session, expected_epoch)
         goal = target.goal(to, value)
         copied = self._sessions.activate(target)
-        with self._running(target, aside):
+        with self._answering.running(target, aside):
             replayed, moved = target.rollback(goal, max_replay, control, aside)
         target.epoch = self._sessions.next_epoch()
         self._counts['rollbacks'] += 1
