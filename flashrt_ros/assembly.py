@@ -14,7 +14,7 @@ from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Pool
 from flashrt_ros.capsule.remote import open_tier
 from flashrt_ros.capsule.store import Store
-from flashrt_ros.config import check_memory, choose_device, EngineConfig
+from flashrt_ros.config import check_memory, choose_device, EngineConfig, pool_budget
 from flashrt_ros.errors import InvalidArgument
 from flashrt_ros.models import load_model, Model
 from flashrt_ros.plan import EagerPlan, manifest_of, Plan
@@ -66,11 +66,12 @@ def assemble(config: EngineConfig, tell: Callable[[str], None]) -> Parts:
             else Text.bytes_only(model.config.vocab_size))
     tell(f'allocating a context of {config.context} tokens')
     manifest = manifest_of(model, model.config.vocab_size)
-    on_host = manifest.storage_bytes(config.context) + config.pool_bytes
+    pool, blocks = pool_budget(config.pool_bytes, manifest, config.context)
+    on_host = manifest.storage_bytes(config.context) + pool
     check_memory(config.host_bytes + (on_host if device == 'cpu' else 0))
     arena = Arena(manifest, config.context, device)
     plan = build_plan(model, arena)
-    lineage = Lineage(arena, Pool(manifest, config.pool_bytes, device))
+    lineage = Lineage(arena, Pool(manifest, pool, device, blocks))
     soft = {}
     if device == 'cuda':
         from flashrt_ros.cuda.compiler import sources_digest

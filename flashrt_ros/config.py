@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from flashrt_ros.arena import Manifest
 from flashrt_ros.errors import Capacity, InvalidArgument
 from flashrt_ros.sampling import Sampling
 
@@ -18,7 +19,8 @@ class EngineConfig:
         ``random:<preset>``.
     :param dtype: ``auto`` is float32 on a CPU, the type the checkpoint declares on CUDA.
     :param context: tokens the arena holds.
-    :param pool_bytes: budget of the capsule pool (device tier).
+    :param pool_bytes: budget of the capsule pool (device tier); 0 for what suits the model, see
+        :func:`pool_budget`.
     :param host_bytes: budget of the host tier, pinned memory where the device is CUDA; 0 for none.
     :param directory: of the disk tier, a path or any URL that fsspec opens; empty for none.
     :param disk_bytes: budget of the disk tier; 0 for no limit. Over it, the least recently used
@@ -40,7 +42,7 @@ class EngineConfig:
     device: str = 'auto'
     context: int = 8192
     max_sessions: int = 16
-    pool_bytes: int = 256 << 20
+    pool_bytes: int = 0
     host_bytes: int = 0
     directory: str = ''
     disk_bytes: int = 0
@@ -54,7 +56,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name, low, high in (('context', 1, 1 << 24), ('max_sessions', 1, 4096),
-                                ('pool_bytes', 1, 1 << 48), ('disk_bytes', 0, 1 << 60),
+                                ('pool_bytes', 0, 1 << 48), ('disk_bytes', 0, 1 << 60),
                                 ('host_bytes', 0, 1 << 48), ('max_tokens', 0, 1 << 24),
                                 ('draft_tokens', 0, 64),
                                 ('threads', 0, 1024), ('ring_tokens', 0, 1 << 24),
@@ -62,6 +64,19 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or not low <= value <= high:
                 raise InvalidArgument(f'{name} must lie in [{low}, {high}], not {value!r}.')
+
+
+def pool_budget(asked: int, manifest: Manifest, context: int) -> tuple[int, int]:
+    """
+    Return the bytes of the capsule pool, and the fixed blocks that it must hold.
+
+    :param asked: a budget; 0 gives 256 MiB, or where that is more, what sixteen fixed blocks and
+        the rows of two whole contexts take.
+    """
+    if asked:
+        return asked, 8
+    enough = 16 * manifest.fixed_bytes + 2 * context * manifest.row_bytes
+    return max(256 << 20, enough), 16
 
 
 def choose_device(name: str, tell: Callable[[str], None] = lambda words: None) -> str:

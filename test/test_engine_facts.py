@@ -33,3 +33,19 @@ def test_a_directory_that_vanished_is_a_fact_and_everything_else_goes_on(tmp_pat
     engine.flush()
     assert engine.facts()['disk_fault'] == '' and engine.facts()['disk_used_bytes'] > 0
     engine.close()
+
+
+def test_a_pool_of_its_own_size_holds_sixteen_boundaries_and_two_contexts():
+    from flashrt_ros.config import pool_budget
+    from flashrt_ros.models import load_model
+    from flashrt_ros.plan import manifest_of
+    model = load_model('random:tiny')
+    manifest = manifest_of(model, model.config.vocab_size)
+    assert pool_budget(0, manifest, 2048) == (256 << 20, 16)
+    assert pool_budget(5 << 20, manifest, 2048) == (5 << 20, 8)
+    context = 1 << 20
+    budget, blocks = pool_budget(0, manifest, context)
+    assert budget == 16 * manifest.fixed_bytes + 2 * context * manifest.row_bytes > 256 << 20
+    engine = build(pool_bytes=0)
+    assert engine.facts()['pool_free_blocks'] >= 15
+    engine.close()

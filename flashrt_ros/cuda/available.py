@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from flashrt_ros.config import pool_budget
 from flashrt_ros.cuda import nvrtc
 from flashrt_ros.errors import Capacity, DeviceFault, FlashrtError
 from flashrt_ros.models import DTYPES, FAMILIES
@@ -56,7 +57,7 @@ def check_memory(spec: str, dtype: str, context: int, pool: int) -> None:
 
     What is wrong with the spec itself is left to the loader to say.
 
-    :param pool: bytes of the capsule pool.
+    :param pool: bytes of the capsule pool, 0 for what suits the model.
     :raises Capacity: with the context that fits.
     """
     model = skeleton(spec, dtype)
@@ -67,6 +68,7 @@ def check_memory(spec: str, dtype: str, context: int, pool: int) -> None:
     check_sizes(model)
     manifest = manifest_of(model, model.config.vocab_size)
     weights = model.parameters.nbytes
+    pool, _ = pool_budget(pool, manifest, context)
 
     def needed(tokens: int) -> int:
         return weights + manifest.storage_bytes(tokens) + pool + work_bytes(model, tokens)

@@ -135,8 +135,8 @@ PARAMETERS: tuple[Spec, ...] = (
          low=16, high=1 << 24, baked=True),
     Spec('sessions.max', 16, 'Sessions at a time, the default one included.',
          low=1, high=4096, baked=True),
-    Spec('capsules.device_bytes', 256 << 20, 'Bytes of the capsule pool beside the model.',
-         low=1 << 16, baked=True),
+    Spec('capsules.device_bytes', 0, 'Bytes of the capsule pool beside the model; 0: 256 MiB, or '
+         'where that is more, what 16 boundaries and the rows of two contexts take.', baked=True),
     Spec('capsules.host_bytes', 0, 'Bytes of host memory that capsules move to when the pool is '
          'full; 0: none.', baked=True),
     Spec('capsules.directory', '', 'Where persisted capsules live, a path or a URL that fsspec '
