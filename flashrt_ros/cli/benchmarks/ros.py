@@ -18,6 +18,7 @@ from flashrt_ros.cli import output
 from flashrt_ros.cli.benchmarks.ros_parts import CALLS, Calls
 from flashrt_ros.cli.benchmarks.ros_process import Part
 from flashrt_ros.cli.benchmarks.timing import Samples
+from flashrt_ros.cli.opening import pool_bytes
 
 CLIENTS = 8
 RATE = 10.0          # calls a second of each of the eight
@@ -253,7 +254,10 @@ def measure(model: str, device: str, threads: int, seed: int, quick: bool) -> di
 def _node_arguments(options: dict[str, Any]) -> list[str]:
     """Return what makes the node: the model of the bare engine, else its defaults."""
     parameters = {'autostart': 'true', 'model.path': options['model'], 'device': options['device'],
-                  'model.threads': options['threads'], 'context.max_tokens': options['context']}
+                  'model.threads': options['threads'], 'context.max_tokens': options['context'],
+                  'capsules.device_bytes': pool_bytes(  # each of nine clients saves and forks
+                      options['model'], 'auto', options['device'], options['context'],
+                      rows=4 * options['context'], blocks=64)}
     arguments = ['--ros-args', '-r', '__ns:=/bench']
     for name, value in parameters.items():
         arguments += ['-p', f'{name}:={value}']
