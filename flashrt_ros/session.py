@@ -339,8 +339,12 @@ class Session:
         :param target: as :meth:`goal` gives it.
         :param aside: called between two folds, as in :meth:`append`.
         :raises InvalidArgument: for a replay beyond ``max_replay``; nothing has changed then.
+        :raises DeviceFault: if the live state is invalid: its rows may be those of another one.
         """
         arena, host = self._plan.arena, self.host
+        if not arena.valid:
+            raise DeviceFault('the live state was invalidated by an earlier fault and has no '
+                              'earlier boundary; restore a capsule or reset the session.')
         position = arena.position
         if target >= position:  # within the unfolded tail: rows and fixed block stay
             self._host = replace(host, tail=host.tail[:target - position])

@@ -251,3 +251,22 @@ def test_dead_rows_may_hold_nan(engine):
     poison_dead(engine)
     assert say(engine, 10) == expected[0]
     assert torch.equal(logits(engine), expected[1])
+
+
+@pytest.mark.parametrize('value', [4, 20])  # to a kept boundary, and with a replay
+def test_a_rollback_does_not_bring_an_invalid_state_back(engine, value):
+    """A restore that failed half way has taken rows of the live state with it."""
+    engine.append(token_ids=ids(100))
+    engine.save(name='c')
+    engine.append(token_ids=ids(150, 1))
+    say(engine, 4)
+    epoch = engine.sessions()[0].epoch
+    engine.arena.valid = False  # what lineage.restore leaves behind
+    with pytest.raises(DeviceFault, match='restore a capsule'):
+        engine.rollback(to='tokens', value=value)
+    assert not engine.arena.valid and engine.sessions()[0].epoch == epoch
+    with pytest.raises(DeviceFault):
+        say(engine, 1)
+    engine.restore(capsule='c')
+    assert engine.rollback(to='tokens', value=value).position == 100 - value
+    engine.audit()
