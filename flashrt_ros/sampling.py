@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from flashrt_ros.arena import Arena, Buffer, Role
+from flashrt_ros.arena import Arena, Buffer, Manifest, Role
 from flashrt_ros.errors import InvalidArgument
 
 LOGITS = 'logits'
@@ -87,9 +87,8 @@ def _block(arena: Arena) -> torch.Tensor:
 
 def write(arena: Arena, sampling: Sampling, counter: int) -> None:
     """Put settings and counter into the state; on a device in one copy that nobody waits for."""
-    seed = sampling.seed
-    seed = seed - (1 << 64) if seed >> 63 else seed  # two's complement
-    values = (sampling.temperature, sampling.top_p, sampling.top_k, seed, counter)
+    values = (sampling.temperature, sampling.top_p, sampling.top_k, _signed(sampling.seed),
+              counter)
     live, copy = _block(arena), None
     if arena.device.type != 'cpu':  # pinned: torch keeps it until it was copied
         copy = torch.zeros(live.numel(), dtype=torch.uint8, pin_memory=True)
@@ -97,6 +96,17 @@ def write(arena: Arena, sampling: Sampling, counter: int) -> None:
         view.fill_(value)
     if copy is not None:
         live.copy_(copy, non_blocking=True)
+
+
+def reseed(manifest: Manifest, fixed: torch.Tensor, seed: int) -> None:
+    """Start another random sequence in a fixed block, the live one or a copy."""
+    for name, value in (('sampler.seed', _signed(seed)), ('sampler.counter', 0)):
+        offset = manifest.offsets[name]
+        fixed[offset:offset + 8].view(torch.int64).fill_(value)
+
+
+def _signed(seed: int) -> int:
+    return seed - (1 << 64) if seed >> 63 else seed  # two's complement
 
 
 def read(arena: Arena) -> tuple[Sampling, int]:

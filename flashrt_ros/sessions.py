@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 import time
 
@@ -146,11 +145,7 @@ class Sessions:
         with self._brought(session) as frozen:
             copied = self._park()
             copied += self._lineage.restore(frozen)
-        self._settle(session)
-        if session.reseed is not None:
-            self._reseed(session.reseed)
-            session.reseed = None
-            session.changed()
+        self._resume(session)
         return copied
 
     def assign(self, session: Session, frozen: Frozen, host: HostState, parent_id: str,
@@ -197,6 +192,8 @@ class Sessions:
         """
         if session is not self.live or session.parked is not None:
             with self._brought(session) as frozen:
+                if session.reseed is not None:
+                    return self._store.make_room(partial(self._reseeded, frozen, session.reseed))
                 return self._lineage.pool.hold(frozen), 0
         if session.folding:
             raise Busy(f'session {session.name!r} is in the middle of an append or a step, '
@@ -222,7 +219,7 @@ class Sessions:
             heir = self._by_name[DEFAULT_SESSION]
             with self._brought(heir) as frozen:
                 self._lineage.restore(frozen)
-            self._settle(heir)
+            self._resume(heir)
         if session.parked is not None:
             self._store.unpark(session.parked)
         session.ring.clear()
@@ -273,6 +270,24 @@ class Sessions:
             self._store.unpark(session.parked)
         session.parked, self.live = None, session
 
+    def _resume(self, session: Session) -> None:
+        """As :meth:`_settle`; a seed that waited for it begins its sequence."""
+        self._settle(session)
+        if session.reseed is not None:
+            self._reseed(session.reseed)
+            session.reseed = None
+            session.changed()
+
     def _reseed(self, seed: int) -> None:
-        settings, _ = sampling.read(self._lineage.arena)
-        sampling.write(self._lineage.arena, replace(settings, seed=seed), 0)
+        arena = self._lineage.arena
+        sampling.reseed(arena.manifest, arena.fixed, seed)
+
+    def _reseeded(self, frozen: Frozen, seed: int) -> tuple[Frozen, int]:
+        """Return a boundary that differs in its seed, with a reference, and the bytes copied."""
+        pool = self._lineage.pool
+        with pool.taking(0) as (block, _):
+            fixed = pool.blocks[block]
+            fixed.copy_(pool.blocks[frozen.block])
+            sampling.reseed(pool.manifest, fixed, seed)
+        pool.hold_pages(frozen.pages)
+        return Frozen(frozen.position, block, frozen.pages), fixed.numel()

@@ -274,3 +274,45 @@ def test_memory_is_flat(engine):
     assert engine.lineage.pool.free() == free
     assert psutil.Process().memory_info().rss - resident < 4 << 20
     assert {name: view.data_ptr() for name, view in engine.arena.views.items()} == pointers
+
+
+def branch_and_its_future(engine):
+    """Fork a branch with a seed of its own; return what it will say."""
+    engine.append('other', token_ids=ids(80))
+    engine.save('other', 'c')
+    engine.restore('probe', 'c', seed=5)
+    expected = say(engine, 8, 'probe', temperature=1.0)
+    engine.restore('other', 'c')
+    assert say(engine, 8, 'other', temperature=1.0) != expected
+    engine.restore('other', 'c')
+    engine.fork('c', sessions=['branch'], seeds=[5])
+    return expected
+
+
+def test_the_seed_of_a_branch_is_saved_and_forked_before_it_was_named(engine):
+    expected = branch_and_its_future(engine)
+    engine.save('branch', 'saved')
+    engine.fork(source_session='branch', sessions=['twig'])
+    engine.restore('again', 'saved')
+    assert say(engine, 8, 'again', temperature=1.0) == expected
+    assert say(engine, 8, 'twig', temperature=1.0) == expected
+    assert say(engine, 8, 'branch', temperature=1.0) == expected
+    engine.audit()
+
+
+def test_the_seed_of_the_default_session_survives_the_close_of_the_live_one(engine):
+    expected = branch_and_its_future(engine)
+    engine.fork('c', sessions=['default'], seeds=[5])
+    engine.close_session('other')
+    assert say(engine, 8, temperature=1.0) == expected
+    engine.append('elsewhere', token_ids=ids(9))
+    later = digest_of_default(engine)
+    assert later == digest_of_default(engine)
+
+
+def digest_of_default(engine):
+    """Switch to the default session and away; return the digest of its live bytes."""
+    engine.rollback(to='tokens', value=0)
+    found = digest(engine)
+    engine.rollback('elsewhere', to='tokens', value=0)
+    return found
