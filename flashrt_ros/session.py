@@ -47,7 +47,7 @@ class Answer:
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason
-    passes: int  # over the weights; fewer than tokens where drafts held
+    passes: int  # steps and verified drafts; on a device each reads the weights once
 
 
 def check_room(capacity: int, host: HostState, position: int, count: int) -> None:
@@ -236,7 +236,7 @@ class Session:
             if ended or stopped:
                 finish.append(FinishReason.STOP)
             publish((token,), text)
-            return bool(finish or failures)
+            return bool(finish or failures or control.cancelled)  # a draft ends here
 
         self.ring.drop_above(start)
         block = self._mark(start)  # as it was: the settings below belong to this generation

@@ -8,7 +8,7 @@ import pytest
 
 from flashrt_ros import session
 from flashrt_ros.drafts import PromptLookup
-from flashrt_ros.engine import FinishReason, GenerateRequest
+from flashrt_ros.engine import Control, FinishReason, GenerateRequest
 
 SETTINGS = [{'temperature': 0.0}, {'temperature': 0.9, 'top_k': 4, 'seed': 7}]
 LOOP = [*ids(6, 3) * 8, *ids(4, 3)]
@@ -183,3 +183,21 @@ def test_a_lookup_guesses_what_followed_the_latest_longest_match():
     lookup.extend([6])
     assert lookup.guess(4) == []
     assert PromptLookup(np.array([], dtype=np.int64), 4).guess(4) == []
+
+
+def test_a_cancel_within_a_draft_ends_with_its_token():
+    """A draft may be long where it is checked step by step."""
+    plain, engine, control, shown = build(), build(draft_tokens=32), Control(), []
+    plain.append(token_ids=LOOP)
+    run(plain, max_tokens=40)
+
+    def listen(piece):
+        shown.extend(piece.token_ids)
+        if len(shown) == 5:
+            control.cancel()
+    engine.append(token_ids=LOOP)
+    answer = engine.generate(GenerateRequest(max_tokens=40), listen, control)
+    assert answer.finish_reason is FinishReason.CANCELED
+    assert len(answer.token_ids) == 5 and answer.position == len(LOOP) + 5
+    plain.close()
+    engine.close()
