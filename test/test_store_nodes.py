@@ -1,5 +1,6 @@
 """Several processes and one directory: ids that outlive a restart, pins that others respect."""
 
+import fcntl
 import json
 from pathlib import Path
 import subprocess
@@ -8,6 +9,7 @@ import sys
 from engine_cases import build, digest, ids
 import pytest
 
+from flashrt_ros.capsule.tiers import DiskTier
 from flashrt_ros.cli.main import main
 from flashrt_ros.errors import UnknownCapsule
 
@@ -157,4 +159,44 @@ def test_dropping_and_demoting_what_another_node_pinned(tmp_path, node):
     with pytest.raises(UnknownCapsule):
         engine.restore(capsule='theirs1')
     engine.audit()
+    engine.close()
+
+
+@pytest.mark.parametrize('way', ['overwritten', 'forgotten', 'vanished'])
+def test_a_pin_ends_with_its_capsule(tmp_path, way):
+    engine, other = build(directory=str(tmp_path)), DiskTier(tmp_path)
+    engine.append(token_ids=ids(90))
+    engine.save(name='c', persist=True, pin=True)
+    engine.flush()
+    assert other.held('c')
+    if way == 'overwritten':
+        engine.save(name='c', overwrite=True)
+    elif way == 'forgotten':
+        engine.drop('c', disk=False)
+    else:
+        engine.pin('c', False)
+        engine.demote('c')
+        engine.pin('c', True)
+        content = (tmp_path / 'c.capsule').read_bytes()
+        other.remove('c')
+        with pytest.raises(UnknownCapsule):
+            engine.restore(capsule='c')
+        (tmp_path / 'c.capsule').write_bytes(content)
+    assert not other.held('c')
+    assert engine.store.disk.held('c') is False and not engine.store.disk._holds
+    engine.close()
+
+
+def test_a_pin_is_held_although_another_node_looks_at_the_moment(tmp_path, monkeypatch):
+    engine, other, real = build(directory=str(tmp_path)), DiskTier(tmp_path), fcntl.flock
+    fill(engine, ['c'])
+    looks = iter([True, True])
+
+    def flock(fd, how):
+        if how & fcntl.LOCK_SH and next(looks, False):
+            raise BlockingIOError('the other one tries for an exclusive lock')
+        real(fd, how)
+    monkeypatch.setattr(fcntl, 'flock', flock)
+    engine.pin('c', True)
+    assert other.held('c')
     engine.close()

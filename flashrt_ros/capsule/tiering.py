@@ -90,20 +90,25 @@ class Tiers:
         self._forget(capsule)
 
     def _forget(self, capsule: Capsule) -> None:
-        """Give up what a capsule holds in memory, and the file of a hidden one."""
+        """Give up what a capsule holds in memory, its pin, and the file of a hidden one."""
         if capsule.frozen is not None:
             self.pool.release(capsule.frozen)
         if capsule.on_host is not None and self.host is not None:
             self.host.release(capsule.on_host)
         capsule.frozen = capsule.on_host = None
+        capsule.pinned = False
         if capsule.hidden and self.files is not None:
             self.files.remove(capsule)
+        elif not capsule.hidden and self.disk is not None:
+            self.disk.let_go(capsule.name)
 
     def gone(self, capsule: Capsule) -> None:
         """Take a capsule out whose last copy left the disk."""
         with self._lock:
             if self._capsules.get(capsule.name) is capsule:
                 del self._capsules[capsule.name]
+                if self.disk is not None:
+                    self.disk.let_go(capsule.name)
 
     def leave_disk(self, usage: dict[str, int], missing: int) -> list[Capsule] | None:
         """

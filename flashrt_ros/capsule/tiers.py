@@ -31,6 +31,7 @@ from flashrt_ros.capsule.names import check_name, is_name, RULE, SUFFIX
 from flashrt_ros.errors import Capacity, FlashrtError, Storage, UnknownCapsule
 
 _SETTLED = 100_000_000  # ns a file must be old for its times to tell it from its successor
+_TRIES = 100  # to lock a file, a millisecond apart
 
 
 class Tier(Protocol):
@@ -149,7 +150,11 @@ class DiskTier:
         with suppress(OSError):
             fd = os.open(self.path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             self._holds[name] = fd
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            for _ in range(_TRIES):
+                with suppress(BlockingIOError):
+                    fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    return
+                time.sleep(0.001)  # another node looks, for a moment, whether it is held
 
     def let_go(self, name: str = '') -> None:
         """Give the lock on one file back, or on all."""
