@@ -59,10 +59,10 @@ class Files:
 
     def used_bytes(self) -> int:
         """Bytes of all files in the tier, whoever wrote them, as of the last listing."""
-        stamp = self.tier.stamp()
-        if self._used is None or stamp != self._used[0]:
-            self._used = (stamp, sum(self.tier.usage().values()))
-        return self._used[1] + self.hidden_bytes
+        stamp, used = self.tier.stamp(), self._used  # the writer forgets it at any time
+        if used is None or stamp != used[0]:
+            used = self._used = (stamp, sum(self.tier.usage().values()))
+        return used[1] + self.hidden_bytes
 
     def write(self, capsule: Capsule, pool: Pool, frozen: Frozen) -> None:
         """
