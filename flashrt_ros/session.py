@@ -249,7 +249,6 @@ class Session:
         passes = 0
         try:
             with self._lineage.guard(block):
-                sampling.write(arena, settings, counter)
                 while not finish:
                     if len(ids) >= max_tokens or arena.position >= arena.capacity:
                         finish.append(FinishReason.LENGTH)
@@ -257,6 +256,8 @@ class Session:
                         finish.append(reason)
                     else:
                         before, self._begun = len(ids), arena.position
+                        if not before:  # with the first token: the schedule tells of no others
+                            sampling.write(arena, settings, counter)
                         if lookup and (draft := lookup.guess(
                                 min(self._draft_tokens, max_tokens - before))):
                             self._plan.verify(draft, emit)

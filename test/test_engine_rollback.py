@@ -6,6 +6,7 @@ import torch
 
 from flashrt_ros.engine import Control, FinishReason, GenerateRequest
 from flashrt_ros.errors import Canceled, DeviceFault, InvalidArgument
+from flashrt_ros.sampling import Sampling
 
 
 @pytest.fixture(scope='module')
@@ -270,3 +271,15 @@ def test_a_rollback_does_not_bring_an_invalid_state_back(engine, value):
     engine.restore(capsule='c')
     assert engine.rollback(to='tokens', value=value).position == 100 - value
     engine.audit()
+
+
+def test_a_generation_that_ends_before_its_first_token_changes_no_byte(engine):
+    """Else its settings would be in the state, and the schedule would not know of them."""
+    engine.append(token_ids=ids(100))
+    before, control = digest(engine), Control()
+    control.cancel()
+    answer = engine.session().generate(
+        max_tokens=4, stop=(), settings=Sampling(0.8, 4, 0.9, 3), counter=0,
+        on_piece=lambda piece: None, control=control, between=lambda: None)
+    assert answer.finish_reason is FinishReason.CANCELED and not answer.token_ids
+    assert digest(engine) == before
