@@ -45,7 +45,7 @@ def alone(engine) -> None:
 
 
 def under_way(engine) -> bool:
-    return not engine.store.lane.mark_of_copies().query()
+    return not engine.store.lane._stream.query()
 
 
 @cuda

@@ -56,11 +56,6 @@ class Lane:
             for pool in pools:
                 pool.pending = event
 
-    def mark_of_copies(self) -> torch.cuda.Event:
-        """Return an event behind all copies that are in the lane; of a device only."""
-        assert self._stream is not None
-        return self._stream.record_event()
-
     def mark(self) -> torch.cuda.Event | None:
         """Return an event behind all that the current stream has queued."""
         if self._stream is None:
