@@ -6,9 +6,11 @@ import sys
 import pytest
 import torch
 
+from flashrt_ros.arena import Arena
 from flashrt_ros.config import choose_device
 from flashrt_ros.cuda import available
 from flashrt_ros.errors import Capacity, DeviceFault, InvalidArgument
+from flashrt_ros.plan import manifest_of
 
 GIB = 1 << 30
 
@@ -103,3 +105,19 @@ def test_the_engine_stays_light():
             'if m.startswith(("cuda", "cupy", "flashrt_ros.cuda"))])')
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == '[]'
+
+
+@pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
+@pytest.mark.parametrize('spec', ['tiny', 'qwen3.5-0.8b', 'qwen3.5-9b', 'qwen3.5-27b'])
+def test_the_work_space_that_is_reckoned_with_holds_all_of_it(spec, dtype):
+    """Ladder, both kinds of steps, and the largest bucket; what is small is rounded up."""
+    from flashrt_ros.cuda import decode, plan, prefill
+    model, context = available.skeleton(f'random:{spec}', dtype), 32768
+    room = prefill.Room(torch.device('meta'))
+    for size in (512, 128, 32):
+        prefill.plan_room(room, model, context, size)
+    arena = Arena(manifest_of(model, model.config.vocab_size), context, 'meta')
+    spaces = [*decode.room_sizes(model, context, 1), *decode.room_sizes(model, context, 4)]
+    made = room.nbytes + 4 * sum(spaces) + decode.Ladder(arena, 4).blocks.nbytes
+    made += sum(t.nbytes for t in model.tables(context))
+    assert made < plan.work_bytes(model, context) < made + (32 << 20)

@@ -140,7 +140,9 @@ class Decode:
                  like: Decode | None = None) -> None:
         self.arena, self.weights, self.tools = arena, weights, tools
         self.tokens, self.count, self.ladder = tokens, count, ladder
-        self._room: list[Tensor] = like._room if like else self._make_room(model)
+        self._room: list[Tensor] = like._room if like else [
+            torch.zeros(size, device=arena.device)
+            for size in room_sizes(model, arena.capacity, tokens)]
         self.x, self._wide, self._mixed, self._squares = self._room[:4]
         self.layers: list[Launch] = []
         for layer in model.layers:
@@ -151,30 +153,6 @@ class Decode:
             else:
                 self._mlp(layer)
         self._look_ahead()
-
-    def _make_room(self, model) -> list[Tensor]:
-        widest, joined, work = model.config.hidden, 1, 0
-        for layer in model.layers:
-            if isinstance(layer, GatedDeltaNet):
-                values = layer.value_heads * layer.value_dim
-                widest = max(widest, layer.channels + values + 2 * layer.value_heads)
-                joined = max(joined, values)
-            elif isinstance(layer, GatedAttention):
-                widest = max(widest, 2 * (layer.heads + layer.kv_heads) * layer.head_dim)
-                joined = max(joined, layer.heads * layer.head_dim)
-                work = max(work, self._splits() * layer.heads * layer.head_dim)
-            elif isinstance(layer, GatedMLP):
-                widest = max(widest, layer.intermediate)
-
-        # squares: a slice has 16 columns or more
-        return [torch.zeros(self.tokens * size, device=self.arena.device)
-                for size in (model.config.hidden, widest, joined, joined // 16, work, work)]
-
-    def _split(self) -> int:
-        return SPLIT * 2 // self.weights.table.element_size()
-
-    def _splits(self) -> int:
-        return -(-self.arena.capacity // self._split())
 
     def _look_ahead(self) -> None:
         """
@@ -298,7 +276,8 @@ class Decode:
             inner, self.x, mixed, NORMED, STORE,
             norm=weights.one_plus(f'{base}.input_layernorm.weight'), eps=layer.eps)
         group = layer.heads // layer.kv_heads
-        split, splits = self._split(), self._splits()
+        split = _split(weights.model)
+        splits = -(-arena.capacity // split)
         size = weights.table.element_size()
         slots = 256 // (dim * size // 16)
         sizes = {'HK': layer.kv_heads, 'GROUP': group, 'D': dim, 'SPLIT': split,
@@ -329,6 +308,31 @@ class Decode:
             norm=weights.one_plus(f'{base}.post_attention_layernorm.weight'), eps=layer.eps)
         self._layer_product(
             weights.matrix(f'{base}.mlp.down_proj.weight'), inner, self.x, PLAIN, RESIDUAL)
+
+
+def room_sizes(model, capacity: int, tokens: int) -> list[int]:
+    """Return how many floats each of the work spaces of a block has."""
+    widest, joined, partial, marks = model.config.hidden, 1, 0, 0
+    splits = -(-capacity // _split(model))
+    for layer in model.layers:
+        if isinstance(layer, GatedDeltaNet):
+            values = layer.value_heads * layer.value_dim
+            widest = max(widest, layer.channels + values + 2 * layer.value_heads)
+            joined = max(joined, values)
+        elif isinstance(layer, GatedAttention):
+            widest = max(widest, 2 * (layer.heads + layer.kv_heads) * layer.head_dim)
+            joined = max(joined, layer.heads * layer.head_dim)
+            partial = max(partial, splits * layer.heads * layer.head_dim)
+            marks = max(marks, splits * layer.heads * 2)
+        elif isinstance(layer, GatedMLP):
+            widest = max(widest, layer.intermediate)
+    squares = joined // 16  # a slice has 16 columns or more
+    return [tokens * size
+            for size in (model.config.hidden, widest, joined, squares, partial, marks)]
+
+
+def _split(model) -> int:
+    return SPLIT * 2 // model.dtype.itemsize
 
 
 def block_size(model, shared: int) -> int:

@@ -40,10 +40,12 @@ class DeltaRule:
     """
     The launches of one layer's convolution and delta rule.
 
-    :param shared: bytes of shared memory a block may have; no bit of a result depends on it.
+    :param shared: bytes of shared memory a block may have; no bit of a result depends on it, nor
+        the work space.
     """
 
-    def __init__(self, layer: GatedDeltaNet, dtype: torch.dtype, size: int, shared: int) -> None:
+    def __init__(self, layer: GatedDeltaNet, dtype: torch.dtype, size: int,
+                 shared: int = 0) -> None:
         self.layer, self.size = layer, size
         self.sub = 64 if size > 32 else 32
         self.chunked = (dtype is torch.bfloat16 and not size % self.sub

@@ -32,10 +32,10 @@ from flashrt_ros.cuda.front import COUNTER, Front
 from flashrt_ros.cuda.mail import Mail
 from flashrt_ros.cuda.prefill import Prefill, Room
 from flashrt_ros.errors import DeviceFault, InvalidArgument
-from flashrt_ros.models.layers.attention import GatedAttention
-from flashrt_ros.plan import GRID
+from flashrt_ros.plan import GRID, manifest_of
 
 BUCKETS = (32, 128)  # and the grid
+SMALL = 16 << 20  # bytes: norms in the form that kernels take, mail, the sampler's work space
 
 
 class CudaGraphPlan:
@@ -99,11 +99,6 @@ class CudaGraphPlan:
                 run()
             self.graphs[name] = graph
         torch.cuda.synchronize(self.arena.device)
-
-    @property
-    def work_bytes(self) -> int:
-        """Bytes of work space outside the arena."""
-        return self._room.nbytes + self._front.work.nbytes
 
     def append(self, ids: Sequence[int]) -> None:
         """
@@ -229,15 +224,11 @@ def _in_order(*launches: Callable[[], None]) -> Callable[[], None]:
 
 
 def work_bytes(model, capacity: int) -> int:
-    """Return an upper bound of what a plan allocates beside the arena."""
-    total, widest = 64 << 20, 0
-    for layer in model.layers:
-        if isinstance(layer, GatedAttention):
-            heads, dim = layer.heads, layer.head_dim
-            chunk = -(-capacity // prefill.SPLIT) * GRID * heads * (dim + 2) * 4
-            one = -(-2 * capacity // decode.SPLIT) * heads * (dim + 2) * 4
-            widest = max(widest, chunk + (1 + decode.BLOCK) * one)
-    config = model.config
-    wide = max(getattr(layer, 'intermediate', 0) for layer in model.layers)
+    """Return what a plan allocates beside weights and arena, with the largest blocks."""
+    room, config = Room(torch.device('meta')), model.config
+    for bucket in (*BUCKETS, GRID):
+        prefill.plan_room(room, model, capacity, bucket)
+    steps = sum(sum(decode.room_sizes(model, capacity, tokens)) for tokens in (1, decode.BLOCK))
+    ladder = decode.BLOCK * manifest_of(model, config.vocab_size).fixed_bytes
     tables = capacity * config.rotary_dim * 8 if hasattr(config, 'rotary_dim') else 0
-    return total + widest + tables + GRID * 8 * (4 * config.hidden + 4 * wide)
+    return SMALL + room.nbytes + 4 * steps + ladder + tables

@@ -56,6 +56,38 @@ class Room:
         return sum(tensor.nbytes for tensor in self._store.values())
 
 
+def plan_room(room: Room, model, capacity: int, size: int) -> None:
+    """Note what a bucket of ``size`` tokens needs of the work space."""
+    dtype, hidden, mlp = model.dtype, model.config.hidden, _mlp_width(model)
+    wide, joined, splits = 0, 0, -(-capacity // _split(size))
+    for layer in model.layers:
+        if isinstance(layer, GatedDeltaNet):
+            values = layer.value_heads * layer.value_dim
+            wide = max(wide, layer.channels + values + 2 * layer.value_heads)
+            joined = max(joined, values)
+            DeltaRule(layer, dtype, size).plan(room)
+            room.plan('read', (size, values), torch.float32)
+        elif isinstance(layer, GatedAttention):
+            wide = max(wide, 2 * (layer.heads + layer.kv_heads) * layer.head_dim)
+            joined = max(joined, layer.heads * layer.head_dim)
+            room.plan('q', (size, layer.heads, layer.head_dim), dtype)
+            room.plan('partial', (splits, size, layer.heads, layer.head_dim), torch.float32)
+            room.plan('marks', (splits, size, layer.heads, 2), torch.float32)
+    room.plan('x', (size, hidden), torch.float32)
+    room.plan('h', (size, hidden), dtype)
+    room.plan('y', (size, hidden), dtype)
+    room.plan('mixed', (size, max(wide, 2 * mlp)), dtype)
+    room.plan('joined', (size, max(joined, mlp)), dtype)
+
+
+def _mlp_width(model) -> int:
+    return next(layer.intermediate for layer in model.layers if isinstance(layer, GatedMLP))
+
+
+def _split(size: int) -> int:
+    return SPLIT if size > 128 else SPLIT_SHORT
+
+
 class Prefill:
     """
     The launches of one bucket.
@@ -69,11 +101,10 @@ class Prefill:
         self.room, self.size, self.count = room, size, count
         config = model.config
         self._hidden = config.hidden
-        self._mlp_width = next(
-            layer.intermediate for layer in model.layers if isinstance(layer, GatedMLP))
+        self._mlp_width = _mlp_width(model)
         self.ops: list[Callable[[], None]] = []
         self._products: list[Callable[[], None]] = []
-        self._plan_room()
+        plan_room(room, model, arena.capacity, size)
         x = room.take('x', size, config.hidden)
         self._h = room.take('h', size, config.hidden)
         self._y = room.take('y', size, config.hidden)
@@ -102,32 +133,6 @@ class Prefill:
 
     def _dense(self) -> dict[str, int]:
         return {'HIDDEN': self._hidden, 'MLP': self._mlp_width}
-
-    def _plan_room(self) -> None:
-        room, size, dtype = self.room, self.size, self.model.dtype
-        wide, joined = 0, 0
-        for layer in self.model.layers:
-            if isinstance(layer, GatedDeltaNet):
-                values = layer.value_heads * layer.value_dim
-                wide = max(wide, layer.channels + values + 2 * layer.value_heads)
-                joined = max(joined, values)
-                self._rule(layer).plan(room)
-                room.plan('read', (size, values), torch.float32)
-            elif isinstance(layer, GatedAttention):
-                wide = max(wide, 2 * (layer.heads + layer.kv_heads) * layer.head_dim)
-                joined = max(joined, layer.heads * layer.head_dim)
-                splits = -(-self.arena.capacity // self._split())
-                room.plan('q', (size, layer.heads, layer.head_dim), dtype)
-                room.plan('partial', (splits, size, layer.heads, layer.head_dim), torch.float32)
-                room.plan('marks', (splits, size, layer.heads, 2), torch.float32)
-        room.plan('x', (size, self._hidden), torch.float32)
-        room.plan('h', (size, self._hidden), dtype)
-        room.plan('y', (size, self._hidden), dtype)
-        room.plan('mixed', (size, max(wide, 2 * self._mlp_width)), dtype)
-        room.plan('joined', (size, max(joined, self._mlp_width)), dtype)
-
-    def _split(self) -> int:
-        return SPLIT if self.size > 128 else SPLIT_SHORT
 
     def _launch(self, source: str, name: str, grid: tuple[int, ...], block: int, args: tuple,
                 shared: int = 0, **defines: int) -> None:
@@ -180,7 +185,7 @@ class Prefill:
         base = f'model.layers.{layer.index}'
         mixer = f'{base}.self_attn'
         inner, dim = weights.matrix(f'{mixer}.in'), layer.head_dim
-        group, split = layer.heads // layer.kv_heads, self._split()
+        group, split = layer.heads // layer.kv_heads, _split(size)
         splits = -(-arena.capacity // split)
         sizes = {'HK': layer.kv_heads, 'GROUP': group, 'D': dim, 'SPLIT': split, 'SIZE': size,
                  'ROTARY': weights.cosine.shape[-1]}
