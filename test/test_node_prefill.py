@@ -126,6 +126,17 @@ def test_a_restore_with_preempt_acts_between_chunks(peer):
     assert again.tokens_reused == restored.tokens_reused
 
 
+def test_a_restore_waits_for_a_rollback_of_its_session(peer):
+    client = peer.client
+    prefilling(client).result(30)
+    rollback = client.call_async('rollback', srv.Rollback.Request(
+        session='long', to=srv.Rollback.Request.POSITION, value=3000))  # replays six chunks
+    time.sleep(CHUNK)
+    restored = client.restore('scene', 'long')
+    assert rollback.done() and rollback.result().position == 3000
+    assert restored.epoch > rollback.result().epoch
+
+
 def test_a_cancel_acts_between_chunks(peer):
     client = peer.client
     stream = prefilling(client)

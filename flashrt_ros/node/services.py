@@ -171,7 +171,8 @@ class Services:
                 raise Busy(f'Another goal began in session {session!r}: try again.')
             return engine.restore(session, capsule, seed=seed)
 
-        restored = await self._call(runtime, work, deadline=deadline)
+        # A rollback is no goal: it may run in this session, and is waited for.
+        restored = await self._call(runtime, work, deadline=deadline, session=session)
         response.info = convert.capsule_info(restored.info)
         response.epoch = convert.unsigned(restored.epoch)
         response.tokens_reused = convert.unsigned(restored.tokens_reused)
