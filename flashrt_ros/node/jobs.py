@@ -79,14 +79,15 @@ class Job(Generic[T]):
     One function on its way through the worker.
 
     Until its deadline it either begins or is refused with TIMEOUT, never both: what was refused
-    has no effect later. What has begun is short (a copy); if it still hangs after `grace`, the
-    caller is told DEVICE.
+    has no effect later. What has begun is waited for: mostly a copy, sometimes a replay. Where
+    the worker gives no sign of life for `grace` seconds, the caller is told DEVICE.
     """
 
     def __init__(self, worker: Worker, function: Callable[[Engine], T], *, at_boundary: bool,
                  session: str | None, deadline: float, grace: float, alarms: Alarms,
                  reply: Reply[T]) -> None:
         self._function = function
+        self._worker = worker
         self._grace = grace
         self._alarms = alarms
         self._reply = reply
@@ -130,6 +131,11 @@ class Job(Generic[T]):
             'again later, with a longer timeout, or cancel the running goals first.'))
 
     def _hang(self) -> None:
+        since = self._worker.last_progress
+        if time.monotonic() - since < self._grace:
+            with self._lock:
+                self._alarm = self._alarms.at(since + self._grace, self._hang)
+            return
         self._reply.set(error=DeviceFault(
             'The request began and does not end: the compute device hangs. Look at /diagnostics '
             'and restart the node; it may still take effect.'))
