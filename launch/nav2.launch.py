@@ -20,7 +20,7 @@ PASSED = ('namespace', 'model', 'device', 'use_sim_time', 'log_level')
 
 
 def generate_launch_description() -> LaunchDescription:
-    """Include the node with autostart off, and put the manager beside it."""
+    """Start the manager, and include the node with autostart off."""
     share = FindPackageShare('flashrt_ros')
     return LaunchDescription([
         DeclareLaunchArgument(
@@ -33,12 +33,7 @@ def generate_launch_description() -> LaunchDescription:
         DeclareLaunchArgument(
             'service_timeout', default_value='120.0',
             description='Seconds that a transition may take: above the time to load the model.'),
-        IncludeLaunchDescription(
-            PythonLaunchDescriptionSource(
-                PathJoinSubstitution([share, 'launch', 'flashrt.launch.py'])),
-            launch_arguments={
-                **{name: LaunchConfiguration(name) for name in PASSED},
-                'autostart': 'false'}.items()),
+        # First: where Nav2 is not installed the launch ends here, and no node is left behind.
         Node(
             package='nav2_lifecycle_manager',
             executable='lifecycle_manager',
@@ -49,4 +44,10 @@ def generate_launch_description() -> LaunchDescription:
                 PathJoinSubstitution([share, 'config', 'nav2_lifecycle_manager.yaml']),
                 {'service_timeout': ParameterValue(
                     LaunchConfiguration('service_timeout'), value_type=float)}]),
+        IncludeLaunchDescription(
+            PythonLaunchDescriptionSource(
+                PathJoinSubstitution([share, 'launch', 'flashrt.launch.py'])),
+            launch_arguments={
+                **{name: LaunchConfiguration(name) for name in PASSED},
+                'autostart': 'false'}.items()),
     ])

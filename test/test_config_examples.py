@@ -124,7 +124,7 @@ def test_robots_have_directories_of_their_own():
 
 def test_lifecycle_manager_waits_for_a_load_and_for_no_bond():
     document = yaml.safe_load((CONFIG / 'nav2_lifecycle_manager.yaml').read_text())
-    values = document['lifecycle_manager_flashrt']['ros__parameters']
+    values = document['/**/lifecycle_manager_flashrt']['ros__parameters']
     assert values['node_names'] == ['flashrt']
     assert values['bond_timeout'] == 0.0 and isinstance(values['bond_timeout'], float)
     assert values['service_timeout'] >= 60.0
