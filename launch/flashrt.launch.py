@@ -7,6 +7,8 @@ Start the node.
 With `namespace`, all names move below it: /robot1/flashrt/save_capsule and so on.
 """
 
+import os
+
 from launch.actions import DeclareLaunchArgument, OpaqueFunction
 from launch.substitutions import LaunchConfiguration, PathJoinSubstitution
 from launch_ros.actions import Node
@@ -21,6 +23,9 @@ OVERRIDES = {'model': 'model.path', 'device': 'device'}
 
 def start(context: LaunchContext) -> list[Node]:
     """Return the node, with the overrides that were given."""
+    params_file = os.path.expanduser(LaunchConfiguration('params_file').perform(context))
+    if not os.path.isfile(params_file):  # launch_ros warns, and starts the node without it
+        raise FileNotFoundError(f'params_file {params_file!r} is no file.')
     overrides = {
         'use_sim_time': ParameterValue(LaunchConfiguration('use_sim_time'), value_type=bool),
         'autostart': ParameterValue(LaunchConfiguration('autostart'), value_type=bool),
@@ -37,7 +42,7 @@ def start(context: LaunchContext) -> list[Node]:
         output='screen',
         respawn=LaunchConfiguration('use_respawn'),
         respawn_delay=2.0,
-        parameters=[LaunchConfiguration('params_file'), overrides],
+        parameters=[params_file, overrides],
         arguments=['--ros-args', '--log-level', LaunchConfiguration('log_level')],
     )]
 
