@@ -38,7 +38,7 @@ from flashrt_ros import srv
 from flashrt_ros.action import Generate
 from flashrt_ros.errors import DeadlineExceeded, FlashrtError, NotActive
 from flashrt_ros.msg import ChatMessage, Token
-from flashrt_ros.stream import error_of, Stream, to_duration
+from flashrt_ros.stream import ACTION_QOS, CALLS_QOS, error_of, Stream, to_duration
 
 _SERVICES = {
     'save_capsule': srv.SaveCapsule, 'restore_capsule': srv.RestoreCapsule,
@@ -83,7 +83,7 @@ class FlashrtClient:
         self._asking = threading.Lock()
         self._clients: dict[str, Any] = {}
         self.action: ActionClient = ActionClient(
-            node, Generate, f'{self.name}/generate', callback_group=self._group)
+            node, Generate, f'{self.name}/generate', callback_group=self._group, **ACTION_QOS)
         # rclpy forgets a goal's feedback callback as soon as the result is there, with tokens
         # still on their way. So tokens are taken from the topic, in one group, in their order.
         self.streams: WeakValueDictionary[bytes, Stream] = WeakValueDictionary()
@@ -94,7 +94,7 @@ class FlashrtClient:
         # Last the one that greets: discovery tells of endpoints in the order they were made in.
         for key, kind in _SERVICES.items():
             self._clients[key] = node.create_client(
-                kind, f'{self.name}/{key}', callback_group=self._group)
+                kind, f'{self.name}/{key}', qos_profile=CALLS_QOS, callback_group=self._group)
 
     def _take(self, message: Any) -> None:
         stream = self.streams.get(bytes(message.goal_id.uuid))

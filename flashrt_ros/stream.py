@@ -15,6 +15,7 @@ import uuid
 
 from action_msgs.msg import GoalStatus
 from builtin_interfaces.msg import Duration
+from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.task import Future
 from std_srvs.srv import Trigger
 from unique_identifier_msgs.msg import UUID
@@ -22,6 +23,12 @@ from unique_identifier_msgs.msg import UUID
 from flashrt_ros.action import Generate
 from flashrt_ros.errors import BY_CODE, FlashrtError, Internal
 from flashrt_ros.msg import ErrorCode, Token
+
+#: Of requests and answers, on both sides. With the usual depth of 10 a burst loses what is beyond.
+CALLS_QOS = QoSProfile(
+    history=HistoryPolicy.KEEP_LAST, depth=256, reliability=ReliabilityPolicy.RELIABLE,
+    durability=DurabilityPolicy.VOLATILE)
+ACTION_QOS = {f'{name}_service_qos_profile': CALLS_QOS for name in ('goal', 'result', 'cancel')}
 
 if TYPE_CHECKING:
     from flashrt_ros.client import FlashrtClient

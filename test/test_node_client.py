@@ -59,3 +59,17 @@ def test_without_a_node_calls_end_in_time():
 def test_rollback_takes_one_target():
     with pytest.raises(TypeError):
         FlashrtClient.rollback(None, position=1, tokens=1)
+
+
+def test_a_burst_of_calls_and_goals_loses_none(tmp_path):
+    """More at once than the usual depth of a service queue, which is ten."""
+    pytest.importorskip('rclpy')
+    sys.path.insert(0, str(Path(__file__).parent))
+    from node_cases import running, until
+    with running(tmp_path) as (_, peer):
+        request = srv.ListCapsules.Request()
+        calls = [peer.client.call_async('list_capsules', request) for _ in range(100)]
+        until(lambda: all(call.done() for call in calls), 60.0)
+        streams = [peer.client.generate('hello', max_tokens=1) for _ in range(40)]
+        for stream in streams:
+            assert stream.result(timeout=60.0).error_code == 0

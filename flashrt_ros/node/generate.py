@@ -22,6 +22,7 @@ from flashrt_ros.node.goals import Goal, Goals
 from flashrt_ros.node.jobs import describe, is_fault
 from flashrt_ros.node.publishers import TEXT_QOS, TOKENS_QOS
 from flashrt_ros.node.requests import choice, generate_request, seconds
+from flashrt_ros.stream import ACTION_QOS
 
 if TYPE_CHECKING:
     from flashrt_ros.node.node import CapsuleNode
@@ -66,7 +67,7 @@ class GenerateServer:
             node, Generate, '~/generate', execute_callback=self._never, callback_group=group,
             goal_callback=self._arrived,
             handle_accepted_callback=self._accepted, cancel_callback=self._cancel,
-            feedback_pub_qos_profile=TOKENS_QOS, result_timeout=RESULT_KEPT)
+            feedback_pub_qos_profile=TOKENS_QOS, result_timeout=RESULT_KEPT, **ACTION_QOS)
         self._prompts = node.create_subscription(
             String, '~/prompt', self._prompted, TEXT_QOS, callback_group=group,
             qos_overriding_options=QoSOverridingOptions.with_default_policies())

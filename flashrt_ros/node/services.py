@@ -26,6 +26,7 @@ from flashrt_ros.node.requests import (
     seconds,
     session_name,
 )
+from flashrt_ros.stream import CALLS_QOS
 
 if TYPE_CHECKING:
     from flashrt_ros.engine import Engine
@@ -56,7 +57,8 @@ class Services:
         def serve(kind: Any, name: str, work: Callable[..., Awaitable[None]]) -> None:
             async def handler(request: Any, response: Any) -> Any:
                 return await self._serve(name, work, request, response)
-            node.create_service(kind, f'~/{name}', handler, callback_group=group)
+            node.create_service(kind, f'~/{name}', handler, qos_profile=CALLS_QOS,
+                                callback_group=group)
 
         serve(srv.SaveCapsule, 'save_capsule', self._save)
         serve(srv.RestoreCapsule, 'restore_capsule', self._restore)
