@@ -84,7 +84,7 @@ class Worker:
         """
         Cancel what runs and waits, end at a boundary, join; True if the thread has ended.
 
-        A running generation ends as cancelled; waiting work is refused with NotActive.
+        A running generation or replay ends as cancelled; waiting work is refused with NotActive.
         """
         with self._wake:
             self._stopping = True
@@ -147,7 +147,7 @@ class Worker:
         return self._put(self._queue, _Job(work, switch, request.session))
 
     def call(self, function: Callable[[Engine], T], *, at_boundary: bool = False,
-             session: str | None = ANY) -> Future[T]:
+             session: str | None = ANY, control: Control | None = None) -> Future[T]:
         """
         Queue a call of the engine.
 
@@ -156,6 +156,7 @@ class Worker:
         :param session: whose boundary the call needs, None for none, ANY for whichever session
             runs: it waits for the end of a step, of a prefill and of a replay of that one. Of a
             call that is not `at_boundary`: the session that it changes.
+        :param control: is cancelled by :meth:`stop` while the call runs.
         """
         def work() -> T:
             try:
@@ -165,7 +166,7 @@ class Worker:
 
         if at_boundary:
             return self._put(self._at_boundary, _Job(work, needs=session))
-        return self._put(self._queue, _Job(work, session=None if session == ANY else session))
+        return self._put(self._queue, _Job(work, control, None if session == ANY else session))
 
     def aside(self) -> None:
         """Serve, inside a fold, an append or a replay, what leaves that session alone."""

@@ -6,7 +6,7 @@ from engine_cases import build, digest, ids, say
 import pytest
 
 from flashrt_ros.engine import Control, FinishReason, GenerateRequest
-from flashrt_ros.errors import Busy
+from flashrt_ros.errors import Busy, Canceled
 from flashrt_ros.worker import Worker
 
 WAIT = 60.0  # seconds; a bound for a slow machine, not an expectation
@@ -186,3 +186,20 @@ def test_a_device_that_does_not_tell_the_place_hides_no_answer(worker, engine, m
         worker.call(lambda e: (_ for _ in ()).throw(Busy('its own'))).result(WAIT)
     monkeypatch.undo()
     assert worker.place('default') == place
+
+
+def test_a_replay_ends_when_the_worker_is_told_to_stop(engine):
+    """Else a node that shuts down would leave a worker behind that replays on."""
+    worker = Worker(engine)
+    worker.start()
+    engine.append(token_ids=ids(LONG, seed=2))
+    before, halt, control = digest(engine), Halt(engine, chunk=2), Control()
+    back = worker.call(lambda e: e.rollback(to='position', value=2500, control=control,
+                                            aside=worker.aside),
+                       session='default', control=control)
+    assert halt.reached.wait(WAIT)
+    assert not worker.stop(0.0)
+    halt.go_on.set()
+    with pytest.raises(Canceled):
+        back.result(WAIT)
+    assert worker.stop(WAIT) and digest(engine) == before

@@ -16,6 +16,7 @@ from flashrt_ros.errors import DeadlineExceeded, DeviceFault, FlashrtError, NotA
 from flashrt_ros.node.alarms import Alarms
 
 if TYPE_CHECKING:
+    from flashrt_ros.control import Control
     from flashrt_ros.engine import Engine
     from flashrt_ros.worker import Worker
 
@@ -85,7 +86,7 @@ class Job(Generic[T]):
 
     def __init__(self, worker: Worker, function: Callable[[Engine], T], *, at_boundary: bool,
                  session: str | None, deadline: float, grace: float, alarms: Alarms,
-                 reply: Reply[T]) -> None:
+                 reply: Reply[T], control: Control | None = None) -> None:
         self._function = function
         self._worker = worker
         self._grace = grace
@@ -96,7 +97,8 @@ class Job(Generic[T]):
         self._expired = False
         self._alarm = alarms.at(deadline, self._expire)
         try:
-            future = worker.call(self._run, at_boundary=at_boundary, session=session)
+            future = worker.call(self._run, at_boundary=at_boundary, session=session,
+                                 control=control)
         except Exception:
             self._alarm.cancel()
             raise
