@@ -12,6 +12,7 @@ from rclpy.callback_groups import CallbackGroup
 from std_srvs.srv import Trigger
 
 from flashrt_ros import srv
+from flashrt_ros.control import Control
 from flashrt_ros.errors import Busy, DeadlineExceeded, FlashrtError, InvalidArgument, NameExists
 from flashrt_ros.node import convert
 from flashrt_ros.node.goals import Goals
@@ -103,12 +104,13 @@ class Services:
         return time.monotonic() + (given or self._node.parameters['timeouts.service'])
 
     async def _call(self, runtime: Runtime, function: Callable[[Engine], Any], *,
-                    deadline: float, at_boundary: bool = True, session: str | None = None) -> Any:
-        """Await a function of the engine; `session` as in `Worker.call`."""
+                    deadline: float, at_boundary: bool = True, session: str | None = None,
+                    control: Control | None = None) -> Any:
+        """Await a function of the engine; `session` and `control` as in `Worker.call`."""
         reply: Reply[Any] = Reply(self._node.executor)
         Job(runtime.worker, function, at_boundary=at_boundary, session=session, deadline=deadline,
             grace=self._node.parameters['timeouts.stall'] or 60.0, alarms=self._node.alarms,
-            reply=reply)
+            reply=reply, control=control)
         # The answer is mostly a token away. One thread of the executor may wait for it: it wakes
         # in one step, where a coroutine takes two more and a new wait set in between.
         if self._brief.acquire(blocking=False):
@@ -214,7 +216,7 @@ class Services:
         to = _ROLLBACK_TO[choice('to', request.to, ('POSITION', 'TOKENS', 'TURNS'))]
         limit = None if request.max_replay == _NO_LIMIT else int(request.max_replay)
         expected = int(request.expected_epoch)
-        deadline = self._deadline()
+        deadline, control = self._deadline(), Control()
         try:
             if expected:  # a refusal need not wait for its turn
                 await self._call(runtime, lambda engine: engine.check_epoch(session, expected),
@@ -222,8 +224,8 @@ class Services:
             await self._free(session, srv.RestoreCapsule.Request.REJECT, deadline)
             done = await self._call(runtime, lambda engine: engine.rollback(
                 session, to=to, value=int(request.value), expected_epoch=expected,
-                max_replay=limit, aside=runtime.worker.aside), deadline=deadline,
-                at_boundary=False, session=session)
+                max_replay=limit, control=control, aside=runtime.worker.aside), deadline=deadline,
+                at_boundary=False, session=session, control=control)
         except FlashrtError:
             # Who decided by what was so a moment ago decides again by what is so now.
             epoch, position = runtime.worker.place(session)
