@@ -199,6 +199,8 @@ class Engine:
         if persist and self.store.disk is None:
             raise InvalidArgument('persist needs a capsule directory; set capsules.directory, or '
                                   'save without persist.')
+        if persist and not align:
+            self.store.check_disk(target.position)
         if len(note) > 4096:
             raise InvalidArgument(f'the note has {len(note)} characters; 4096 are allowed.')
         prefilled = 0

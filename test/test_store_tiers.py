@@ -363,7 +363,10 @@ def test_case_30_the_disk_budget_evicts_the_least_recently_used(make, tmp_path):
     assert facts['disk_used_bytes'] <= facts['disk_budget_bytes']
     assert facts['disk_evictions'] == 0, 'c2 is still in memory'
     engine.audit()
-    fresh(engine, 690, 4, 'large', persist=True)
+    with pytest.raises(Capacity, match='disk_bytes'):
+        fresh(engine, 690, 4, 'large', persist=True)
+    fresh(engine, 690, 4, 'large')
+    engine.persist('large')  # the file itself is checked too
     with pytest.raises(Capacity, match='disk_bytes'):
         engine.flush()
     assert tiers(engine)['c1'] == ('device', 'disk'), 'refused before anybody left'

@@ -7,6 +7,8 @@ overwriting, dropping, the files that appear and vanish in a shared directory.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 from flashrt_ros.capsule import faults
@@ -51,7 +53,13 @@ class Store(Tiers):
                     if not capsule.in_memory:
                         self.gone(capsule)
             for header in headers.values():
-                if header.name not in self._capsules:
+                there = self._capsules.get(header.name)
+                if there is not None:
+                    if there.id == header.id and not there.on_disk:  # a directory that came back
+                        there.on_disk = there.replaces = True
+                        if there.pinned:
+                            self.disk.hold(there.name)
+                else:
                     try:
                         self._capsules[header.name] = self._from_file(header)
                         self._capsules.move_to_end(header.name, last=False)
@@ -96,12 +104,14 @@ class Store(Tiers):
 
     def infos(self) -> list[CapsuleInfo]:
         """Return what is known of all capsules, oldest first."""
-        try:
-            if self.disk is not None and self.disk.stamp() != self._stamp:
-                self.scan()  # another node may share the directory
-        except Storage:
-            pass  # a disk that went away takes nothing from those in memory
+        with suppress(Storage):  # a disk that went away takes nothing from those in memory
+            self._rescan()
         return sorted((self.info(c) for c in self.capsules()), key=lambda i: (i.created, i.name))
+
+    def _rescan(self) -> None:
+        """Look again where the listing changed: another node may share the directory."""
+        if self.disk is not None and self.disk.stamp() != self._stamp:
+            self.scan()
 
     def info(self, capsule: Capsule) -> CapsuleInfo:
         """Return what is told about a capsule."""
@@ -136,6 +146,19 @@ class Store(Tiers):
             raise NameExists(f'a capsule {name!r} exists already; choose another name or ask for '
                              'overwrite.')
 
+    def check_disk(self, position: int) -> None:
+        """
+        Refuse to persist, before anything is copied, what can never fit.
+
+        :raises Capacity: naming the budget.
+        """
+        budget = self.disk.budget_bytes if self.disk is not None else 0
+        size = self.pool.manifest.state_bytes(position)
+        if budget and size > budget:
+            raise Capacity(f'a boundary of {position} tokens takes {size} bytes, more than the '
+                           f'whole disk budget of {budget}; raise capsules.disk_bytes, or save '
+                           'without persist.')
+
     def put(self, capsule: Capsule, overwrite: bool) -> None:
         """Take a capsule, and its reference to the pool, under its name."""
         self.check_free(capsule.name, overwrite)
@@ -162,6 +185,8 @@ class Store(Tiers):
         """Forget a capsule, and its file too unless ``disk`` is False."""
         if self.files is not None:
             self.files.wait(capsule.name)
+            with suppress(Storage):
+                self._rescan()  # its file may have come back with the directory
             if disk and capsule.replaces:
                 self.files.remove(capsule)  # also that of an earlier capsule of this name
         with self._lock:

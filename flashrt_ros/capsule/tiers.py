@@ -209,11 +209,12 @@ class DiskTier:
         return {path.name.removesuffix(SUFFIX): size for path, size in self._sizes().items()}
 
     def stamp(self) -> object:
-        """Modification time of the directory: files that came or went changed it."""
+        """Which directory it is, and when files came or went last; one that is missing is new."""
         try:
-            return os.stat(self.directory).st_mtime_ns
+            seen = os.stat(self.directory)
         except OSError:
-            return 0
+            return object()
+        return seen.st_dev, seen.st_ino, seen.st_mtime_ns
 
     def holds(self, name: str) -> bool:
         """Tell whether a file has this name."""

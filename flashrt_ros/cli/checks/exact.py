@@ -95,6 +95,9 @@ def _turns(engine: Engine, sizes: Sizes, interrupted: bool) -> list[str]:
     return digests
 
 
+SEEDS = 6  # other ones that sampled_exact tries
+
+
 def sampled_exact(engine: Engine, sizes: Sizes) -> Check:
     """Seeded sampling with a restore in the middle equals no restore; another seed differs."""
     arena, half = engine.arena, sizes.steps // 2
@@ -120,14 +123,14 @@ def sampled_exact(engine: Engine, sizes: Sizes) -> Check:
         equal = min(equal, whole.equal_steps(joined) if whole.equals(joined) else
                     min(whole.equal_steps(joined), sizes.steps - 1))
     engine.lineage.pool.release(frozen)
-    for seed in (2, 3):
+    for seed in range(2, 2 + SEEDS):  # a model that is sure of itself draws the same now and then
         boundary(seed)
         others += state.steps(engine, sizes.steps).tokens != whole.tokens
     return Check(
-        'sampled_exact', equal == sizes.steps and others == 2, equal,
+        'sampled_exact', equal == sizes.steps and others > 0, equal,
         'sampled steps with equal logits bytes',
         f'of {sizes.steps} at temperature 1.0, top-k 200, top-p 0.98 with a restore after step '
-        f'{half}, twice; {others} of 2 other seeds gave other tokens; '
+        f'{half}, twice; {others} of {SEEDS} other seeds gave other tokens; '
         f'{len(set(whole.tokens))} distinct tokens were drawn.')
 
 
