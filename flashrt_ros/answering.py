@@ -73,7 +73,9 @@ class Answering:
         if control.cancelled:
             return self._nothing(request, control.cancelled, watch)
         with self._sessions.obtaining(request.session) as target:
-            undo = self._undo_point(target) if request.rollback_on_cancel else None
+            # A restore that is asked for heals a state that a fault made invalid.
+            undo = (self._undo_point(target) if request.rollback_on_cancel
+                    and (self._arena.valid or not request.capsule) else None)
             try:
                 generation = self._run(request, target, turn, limit, chosen, control, listeners,
                                        watch)
@@ -152,21 +154,23 @@ class Answering:
 
         # Asked for before the append, which leaves them as they are: behind it a device would be
         # waited for until it has folded everything.
-        present = sampling.ask(self._arena)
+        present = sampling.ask(self._arena) if limit else None
         try:
             with self.running(target, listeners.aside):
                 if turn.ids or limit:
                     prefilled = target.append(turn.ids, turn.state, turn.role, control,
                                               listeners.aside)
                     self._counts['tokens_prefilled'] += prefilled
-                if limit:
+                if present is not None:
                     settings, counter = present()
                     answer = target.generate(
                         max_tokens=limit, stop=request.stop, settings=replace(settings, **chosen),
                         counter=0 if request.seed is not None else counter, on_piece=listen,
                         control=control, between=listeners.between)
         except (Canceled, Preempted, DeadlineExceeded):
-            return self._nothing(request, control.cancelled or FinishReason.CANCELED, watch)
+            return replace(
+                self._nothing(request, control.cancelled or FinishReason.CANCELED, watch),
+                tokens_reused=reused if request.capsule else 0)
         tokens = answer.token_ids if answer else ()
         self._counts['generations'] += 1
         self._counts['tokens_generated'] += len(tokens)

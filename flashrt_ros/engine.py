@@ -120,7 +120,7 @@ class Engine:
 
     def reset(self, session: str = DEFAULT_SESSION) -> RestoreResult:
         """
-        Make a session the empty boundary, with the configured sampler settings.
+        Make a session the empty boundary, with the configured sampler settings, and live.
 
         :raises Busy, UnknownSession: nothing has changed then.
         """
@@ -170,7 +170,8 @@ class Engine:
         :param between: called between steps, at a boundary; may save this session.
         :param aside: called between the chunks of the prefill, and on a CPU between the layers,
             where there is no boundary; may do what leaves this session alone.
-        :raises FlashrtError: a refusal; nothing has changed then.
+        :raises FlashrtError: a refusal, or a fault on the way; nothing has changed then but for
+            the restore that was asked for.
         """
         return self._answering.answer(
             request, control or Control(),
@@ -343,6 +344,7 @@ class Engine:
         :param max_replay: refuse a replay of more tokens.
         :param aside: called within a replay, as in :meth:`generate`.
         :raises InvalidArgument, UnknownSession, Busy: nothing has changed then.
+        :raises DeviceFault: if a fault made the live state invalid; restore a capsule.
         """
         begin = time.monotonic()
         target = self._sessions.get(session)

@@ -528,3 +528,17 @@ def test_the_bytes_on_disk_are_told_while_the_writer_changes_them(make, monkeypa
     monkeypatch.setattr(type(files), '_used', property(lambda _: None, lambda *_: None),
                         raising=False)
     assert files.used_bytes() == 0
+
+
+def test_what_a_drop_would_free_leaves_out_what_sessions_hold(make):
+    engine = make(pool_bytes=8 * MIB)
+    engine.append(token_ids=ids(192))
+    engine.save(name='root')
+    engine.fork('root', sessions=['left', 'right'])
+    engine.reset()
+    engine.lineage.forget()
+    told = engine.info('root').bytes_exclusive
+    before = engine.facts()['pool_used_bytes']
+    engine.drop('root')
+    assert before - engine.facts()['pool_used_bytes'] == told == 0
+    engine.audit()

@@ -123,7 +123,9 @@ class Store(Tiers):
             alone = np.count_nonzero(counts[:shared] == 2)
             if shared < len(counts):
                 alone += np.count_nonzero(counts[shared:] == 1)
-            exclusive = manifest.fixed_bytes + int(alone) * PAGE * manifest.row_bytes
+            exclusive = int(alone) * PAGE * manifest.row_bytes
+            if self.pool.block_ids.references[capsule.frozen.block] == 1:  # no session's as well
+                exclusive += manifest.fixed_bytes
         return CapsuleInfo(
             name=capsule.name, id=capsule.id, parent_id=capsule.parent_id,
             session=capsule.session, fingerprint=self.fingerprint.digest, tokens=capsule.tokens,

@@ -42,8 +42,12 @@ def main(args: Sequence[str] | None = None) -> int:
     # Callbacks share the interpreter with the worker: with the default of 5 ms each of them would
     # wait that long beside a busy one.
     sys.setswitchinterval(5e-4)
-    rclpy.init(args=None if args is None else list(args),
-               signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        rclpy.init(args=None if args is None else list(args),
+                   signal_handler_options=SignalHandlerOptions.NO)
+    except (RuntimeError, ValueError) as error:  # a log level or a file of parameters
+        print(f'The arguments for ROS cannot be used: {error}', file=sys.stderr, flush=True)
+        return 2
     try:
         node = CapsuleNode(stop.is_set)
     except FlashrtError as error:
@@ -91,6 +95,8 @@ def _end(executor: Any, node: Any) -> None:
 def _shutdown(node: Any) -> None:
     while node.transiting():  # a configure that is being abandoned
         time.sleep(0.02)
+    if node.finalized():  # somebody shut it down by its service
+        return
     try:
         node.trigger_shutdown()
     except Exception as error:

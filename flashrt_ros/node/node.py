@@ -94,6 +94,10 @@ class CapsuleNode(LifecycleNodeMixin, Node):
             raise NotActive(f'The node is {self.lifecycle}: {hint}.')
         return runtime
 
+    def finalized(self) -> bool:
+        """Tell whether the lifecycle has come to its end."""
+        return self._state_machine.current_state[1] == 'finalized'
+
     def transiting(self) -> bool:
         """Tell whether a transition is going on."""
         return self._state_machine.current_state[1] not in (
