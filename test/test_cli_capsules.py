@@ -79,10 +79,10 @@ def test_ls_of_a_directory_that_is_not_there_yet_is_empty(tmp_path):
     process = subprocess.run(
         [sys.executable, '-m', 'flashrt_ros.cli.main', 'capsule', 'ls', '--json'],
         capture_output=True, text=True, timeout=60, check=True,
-        env={**os.environ, 'XDG_DATA_HOME': str(tmp_path), 'FLASHRT_CAPSULES': ''})
+        env={**os.environ, 'ROS_HOME': str(tmp_path), 'FLASHRT_CAPSULES': ''})
     found = json.loads(process.stdout)
     assert found['capsules'] == []
-    assert found['directory'] == str(tmp_path / 'flashrt_ros' / 'capsules')
+    assert found['directory'] == str(tmp_path / 'flashrt')
 
 
 def test_ls_tells_of_a_file_that_it_cannot_read(directory, capsule):

@@ -27,12 +27,11 @@ SeedOption = Annotated[int, typer.Option('--seed', min=0, help='Seed of the rand
 
 
 def default_directory() -> Path:
-    """Return where capsules live: ``FLASHRT_CAPSULES``, else the XDG data home."""
+    """Return where capsules live: ``FLASHRT_CAPSULES``, else ``flashrt`` below ROS's home."""
     chosen = os.environ.get('FLASHRT_CAPSULES')
     if chosen:
         return Path(chosen).expanduser()
-    data = os.environ.get('XDG_DATA_HOME') or '~/.local/share'
-    return Path(data).expanduser() / 'flashrt_ros' / 'capsules'
+    return Path(os.environ.get('ROS_HOME') or '~/.ros').expanduser() / 'flashrt'
 
 
 POOL_BYTES = 256 << 20  # on a CPU
