@@ -5,8 +5,8 @@ Start the node and an example behaviour tree beside it.
     ros2 launch flashrt_ros demo.launch.py tree:=think_ahead
     ros2 launch flashrt_ros demo.launch.py fail:=pick:mug_5*1 namespace:=robot1
 
-The launch ends with the tree. `ros2 topic echo /flashrt/tokens` in another terminal shows the
-planner speak.
+The model is the embedded planner, whose skills the trees know. The launch ends with the tree.
+`ros2 topic echo /flashrt/tokens` in another terminal shows the planner speak.
 """
 
 import sys
