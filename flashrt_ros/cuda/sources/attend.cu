@@ -64,16 +64,15 @@ struct Turn {  // what a lane needs to turn a head of its warp to a position
     }
 };
 
-// One warp writes the key row of a token and KV head.
-DEVICE void append_key(const float* mixed, elem* k_rows, i64 at, int kv, const Turn& turn,
-                       float eps, float* fresh, int lane) {
+// One warp writes the key and value rows of a token and KV head.
+DEVICE void append_row(const float* mixed, elem* k_rows, elem* v_rows, i64 at, int kv,
+                       const Turn& turn, float eps, float* fresh, int lane) {
     norm_rotate(mixed + (HK * GROUP * 2 + kv) * D, turn.factor, eps, turn.by, fresh, lane);
     __syncwarp();
-    for (int d = lane; d < D; d += 32) k_rows[(at * HK + kv) * D + d] = from_float(fresh[d]);
-}
-
-DEVICE elem new_value(const float* mixed, int kv, int d) {
-    return from_float(mixed[(HK * GROUP * 2 + HK + kv) * D + d]);
+    for (int d = lane; d < D; d += 32) {
+        k_rows[(at * HK + kv) * D + d] = from_float(fresh[d]);
+        v_rows[(at * HK + kv) * D + d] = from_float(mixed[(HK * GROUP * 2 + HK + kv) * D + d]);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(32)
@@ -88,11 +87,8 @@ append_rows(const float* mixed, elem* k_rows, elem* v_rows, const i64* position,
     const Turn turn(qk_norm + (HK * GROUP + kv) * D, cosine + place * ROTARY, sine + place * ROTARY,
                     threadIdx.x);
     wait_inputs();
-    if (!live) return;
-    mixed += t * WIDTH;
-    append_key(mixed, k_rows, at, kv, turn, eps, fresh, threadIdx.x);
-    for (int d = threadIdx.x; d < D; d += 32)
-        v_rows[(at * HK + kv) * D + d] = new_value(mixed, kv, d);
+    if (live)
+        append_row(mixed + t * WIDTH, k_rows, v_rows, at, kv, turn, eps, fresh, threadIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(256)
@@ -143,7 +139,7 @@ attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, cons
     keys(0, old);
     bring(0, old);
     bring(rows, SPLIT);
-    commit();
+    const bool owner = TOKENS == 1 && old < rows;  // writes the new row
     const Turn turn(qk_norm + (warp < GROUP ? kv * GROUP + warp : HK * GROUP + kv) * D,
                     cosine + (i64)at * ROTARY, sine + (i64)at * ROTARY, lane);
     mixed += t * WIDTH;
@@ -151,25 +147,15 @@ attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, cons
     if (warp < GROUP)
         norm_rotate(mixed + (kv * GROUP + warp) * 2 * D, turn.factor, eps, turn.by, qs + warp * D,
                     lane);
-#if TOKENS == 1
-    const bool owner = old < rows;  // writes the new row
-    if (owner) {
-        if (warp == 7) {
-            const Turn own(qk_norm + (HK * GROUP + kv) * D, cosine + (i64)at * ROTARY,
-                           sine + (i64)at * ROTARY, lane);
-            append_key(mixed, k_rows, at, kv, GROUP < 8 ? turn : own, eps, fresh, lane);
-        }
-        for (int d = tid; d < D; d += 256)
-            v_rows[((i64)at * HK + kv) * D + d] = vs[old * D + d] = new_value(mixed, kv, d);
+    if (owner && warp == 7) {
+        const Turn own(qk_norm + (HK * GROUP + kv) * D, cosine + (i64)at * ROTARY,
+                       sine + (i64)at * ROTARY, lane);
+        append_row(mixed, k_rows, v_rows, at, kv, GROUP < 8 ? turn : own, eps, fresh, lane);
     }
     __syncthreads();
-    if (owner) keys(old, rows);
-#else
     keys(old, rows);
     bring(old, rows);
     commit();
-    __syncthreads();
-#endif
     const float scale = rsqrtf((float)D);
 #pragma unroll
     for (int turn = 0; turn < TURNS; ++turn) {

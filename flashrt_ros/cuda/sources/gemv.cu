@@ -89,11 +89,7 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
     start_next();
     if (task < TASKS) fetch(now, weight, task, 0, lane);
     if (task >= TASKS || (BATCHES == 1 && task + stride >= TASKS)) look_ahead();
-#if TOKENS == 1
-    const int member = threadIdx.x, team = 0;
-#else
     const int member = threadIdx.x % 256, team = threadIdx.x / 256;  // a team of 256 has a token
-#endif
 #if PROLOGUE == NORMED
     float4 factor[EACH];
 #pragma unroll
@@ -103,9 +99,7 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
     }
 #endif
     wait_inputs();
-#if TOKENS > 1
-    const int live = (int)*count;
-#endif
+    const int live = TOKENS > 1 && count ? (int)*count : 1;
 #if EPILOGUE == LOGITS && TOKENS == 1
     if (count) x += (*count - 1) * K;  // the last of the rows that were folded
 #endif
@@ -183,11 +177,9 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
             for (int u = 0; u < UNROLL; ++u) {
                 const int chunk = (batch * UNROLL + u) * 32 + lane;
                 if (CHUNKS % (32 * UNROLL) == 0 || chunk < CHUNKS) {
-#if TOKENS > 1  // widened once for all of them
                     float w[ROWS][VEC];
 #pragma unroll
                     for (int r = 0; r < ROWS; ++r) widen(now[r][u], w[r]);
-#endif
 #pragma unroll
                     for (int t = 0; t < TOKENS; ++t) {
                         float xv[VEC];
@@ -195,15 +187,10 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
                         for (int half = 0; half < VEC / 4; ++half)
                             *(float4*)(xv + 4 * half) = shared[t * (K / 4) + half * CHUNKS + chunk];
 #pragma unroll
-                        for (int r = 0; r < ROWS; ++r) {
-#if TOKENS == 1
-                            float w[ROWS][VEC];
-                            widen(now[r][u], w[r]);
-#endif
+                        for (int r = 0; r < ROWS; ++r)
 #pragma unroll
                             for (int i = 0; i < VEC; ++i)
                                 total[t][r] = fmaf(w[r][i], xv[i], total[t][r]);
-                        }
                     }
                 }
             }
@@ -228,13 +215,7 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
 #pragma unroll
             for (int r = 1; r < ROWS; ++r) y = lane == r ? total[t][r] : y;
 #if EPILOGUE == CONV
-#if TOKENS == 1
-            elem* to = mixes ? window : nullptr;
-#else
-            elem* to = !mixes || t >= live ? nullptr : ladder ? ladder + t * ladder_pitch
-                     : t + 1 == live ? window : nullptr;
-#endif
-            if (mixes) {  // window: TAPS - 1 lines, oldest first
+            if (mixes && t < live) {  // window: TAPS - 1 lines, oldest first
                 const elem last = from_float(y);
                 line[TAPS - 1] = to_float(last);  // what later tokens will see of this one
                 y = 0.0f;
@@ -243,7 +224,8 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
                 y = silu(y);
 #pragma unroll
                 for (int i = 0; i + 1 < TAPS; ++i) line[i] = line[i + 1];
-                if (to)
+                elem* to = ladder ? ladder + t * ladder_pitch : window;
+                if (ladder || t + 1 == live)
 #pragma unroll
                     for (int i = 0; i + 1 < TAPS; ++i)
                         to[i * CHANNELS + mine] = from_float(line[i]);
