@@ -20,7 +20,7 @@ from flashrt_ros.capsule.pool import Frozen
 from flashrt_ros.capsule.store import Store
 from flashrt_ros.control import Control, FinishReason
 from flashrt_ros.errors import Busy, Canceled, DeadlineExceeded, InvalidArgument, Preempted
-from flashrt_ros.plan import EagerPlan, Plan
+from flashrt_ros.plan import Plan
 from flashrt_ros.prompting import Prompting, Turn
 from flashrt_ros.results import GenerateRequest, Generation, SaveResult, Stopwatch
 from flashrt_ros.sampling import Sampling
@@ -97,14 +97,12 @@ class Answering:
     def running(self, target: Session, aside: Callable[[], None] | None) -> Iterator[None]:
         """Note whose the arena is: what is served aside must leave both alone."""
         self._sessions.running = target
-        if isinstance(self._plan, EagerPlan):  # on a device a fold is one launch
-            self._plan.aside = aside
+        self._plan.aside = aside
         try:
             yield
         finally:
             self._sessions.running = None
-            if isinstance(self._plan, EagerPlan):
-                self._plan.aside = None
+            self._plan.aside = None
 
     def _checked(self, request: GenerateRequest) -> tuple[Turn, int, dict[str, Any]]:
         """Refuse all that can be refused before anything changes."""

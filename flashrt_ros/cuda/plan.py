@@ -49,6 +49,7 @@ class CudaGraphPlan:
     def __init__(self, model, arena: Arena, grid: int = GRID, eager: bool = False) -> None:
         decode.check_sizes(model)
         self.arena, self.grid, self.eager = arena, grid, eager
+        self.aside: Callable[[], None] | None = None  # never called: a fold is one launch
         device = arena.device
         self._tools = tools = Toolbox(device, model.dtype)
         self.block = decode.block_size(model, tools.shared)  # tokens that get a step's bits at once
