@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 import time
-import traceback
 from typing import Any, TYPE_CHECKING
 import uuid
 
@@ -19,7 +18,7 @@ from flashrt_ros.action import Generate
 from flashrt_ros.errors import FlashrtError
 from flashrt_ros.msg import Token
 from flashrt_ros.node.goals import Goal, Goals
-from flashrt_ros.node.jobs import describe, is_fault
+from flashrt_ros.node.jobs import describe, is_fault, report
 from flashrt_ros.node.publishers import TEXT_QOS, TOKENS_QOS
 from flashrt_ros.node.requests import choice, generate_request, seconds
 from flashrt_ros.stream import ACTION_QOS
@@ -118,7 +117,7 @@ class GenerateServer:
                                on_busy=on_busy)
         except Exception as error:
             if not isinstance(error, FlashrtError):
-                self._node.get_logger().error(traceback.format_exc())
+                self._node.get_logger().error(f'A goal was not taken, {report(error)}')
             self._goals.refuse(goal, error)
 
     def _cancel(self, handle: ServerGoalHandle) -> CancelResponse:
@@ -185,10 +184,9 @@ class GenerateServer:
         logger = self._node.get_logger()
         if goal.error is None:
             return
-        line = f'Goal in session {goal.session!r} ended: {describe(goal.error)}'
+        line = f'Goal in session {goal.session!r} ended: {report(goal.error)}'
         if is_fault(goal.error):
-            trace = ''.join(traceback.format_exception(goal.error))
-            logger.error(f'{line}\n{trace}')
+            logger.error(line)
         else:
             logger.info(line)
 

@@ -7,6 +7,7 @@ from concurrent.futures import CancelledError
 from concurrent.futures import Future as WorkerFuture
 import threading
 import time
+import traceback
 from typing import Any, Generic, TYPE_CHECKING, TypeVar
 
 from rclpy.executors import Executor
@@ -151,5 +152,22 @@ def describe(error: BaseException) -> str:
 
 
 def is_fault(error: BaseException | Any) -> bool:
-    """Tell whether an error is ours, not the caller's: it belongs in the log with its trace."""
+    """Tell whether an error is ours, not the caller's: it belongs in the log as an error."""
     return not isinstance(error, FlashrtError) or error.code in ('INTERNAL', 'DEVICE')
+
+
+def report(error: BaseException) -> str:
+    """
+    Return what the log says of an error: its line, and a trace where nobody expected it.
+
+    A typed error says itself what is wrong and what to do. One that only wraps an exception of a
+    library or of this package's bugs does not tell where: that one's trace is what helps.
+    """
+    unexpected = error
+    while isinstance(unexpected, FlashrtError) and unexpected.code in ('INTERNAL', 'DEVICE'):
+        if unexpected.__cause__ is None:
+            break
+        unexpected = unexpected.__cause__
+    if isinstance(unexpected, FlashrtError):
+        return describe(error)
+    return f'{describe(error)}\n' + ''.join(traceback.format_exception(error)).rstrip()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 import time
-import traceback
 from typing import Any
 
 from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
@@ -20,7 +19,7 @@ from flashrt_ros.node import diagnostics
 from flashrt_ros.node.alarms import Alarms
 from flashrt_ros.node.generate import GenerateServer
 from flashrt_ros.node.goals import Goals
-from flashrt_ros.node.jobs import describe, is_fault
+from flashrt_ros.node.jobs import describe, report
 from flashrt_ros.node.mirror import Mirror
 from flashrt_ros.node.parameters import Parameters
 from flashrt_ros.node.publishers import Outbox
@@ -236,12 +235,10 @@ class CapsuleNode(LifecycleNodeMixin, Node):
         if isinstance(error, Canceled):
             self.get_logger().info(str(error))
             return
-        trace = '\n' + ''.join(traceback.format_exception(error)) if is_fault(error) else ''
-        self.get_logger().error(self.failure + trace)
+        self.get_logger().error(f'{what} failed, {report(error)}')
 
     def _complain(self, what: str, error: BaseException) -> None:
-        self.get_logger().error(f'{what} failed, {describe(error)}\n'
-                                + ''.join(traceback.format_exception(error)))
+        self.get_logger().error(f'{what} failed, {report(error)}')
 
     def _is_unconfigured(self) -> bool:
         return self._state_machine.current_state[1] == 'unconfigured'

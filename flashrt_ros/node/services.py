@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 import threading
 import time
-import traceback
 from typing import Any, Literal, TYPE_CHECKING
 
 from rclpy.callback_groups import CallbackGroup
@@ -16,7 +15,7 @@ from flashrt_ros.control import Control
 from flashrt_ros.errors import Busy, DeadlineExceeded, FlashrtError, InvalidArgument, NameExists
 from flashrt_ros.node import convert
 from flashrt_ros.node.goals import Goals
-from flashrt_ros.node.jobs import is_fault, Job, Reply
+from flashrt_ros.node.jobs import is_fault, Job, Reply, report
 from flashrt_ros.node.requests import (
     check_name,
     check_text,
@@ -82,8 +81,7 @@ class Services:
         except Exception as error:
             failure = error
             if is_fault(error):
-                trace = ''.join(traceback.format_exception(error))
-                self._node.get_logger().error(f'{name} failed:\n{trace}')
+                self._node.get_logger().error(f'{name} failed, {report(error)}')
         elapsed = time.monotonic() - started
         if isinstance(response, Trigger.Response):
             response.success = failure is None
