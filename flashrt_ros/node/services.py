@@ -275,4 +275,5 @@ class Services:
     async def _cancel_all(self, runtime: Runtime, request: Trigger.Request,
                           response: Trigger.Response) -> None:
         count = self._goals.cancel_all()
-        response.message = f'{count} goals were told to end.' if count else 'No goal was open.'
+        goals = 'goal was' if count == 1 else 'goals were'
+        response.message = f'{count} {goals} told to end.' if count else 'No goal was open.'

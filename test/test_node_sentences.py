@@ -1,0 +1,38 @@
+"""The sentences of answers: they count right, and advise what helps in this very case."""
+
+from pathlib import Path
+import sys
+
+import pytest
+
+pytest.importorskip('rclpy')
+sys.path.insert(0, str(Path(__file__).parent))
+
+from node_cases import clean, running, start_long, until  # noqa: E402
+from std_srvs.srv import Trigger  # noqa: E402
+
+
+@pytest.fixture(scope='module')
+def peer(tmp_path_factory):
+    with running(tmp_path_factory.mktemp('node'), sessions__max=4) as (_, peer):
+        yield peer
+
+
+@pytest.fixture
+def client(peer):
+    clean(peer.client)
+    return peer.client
+
+
+def test_goals_that_were_told_to_end_are_counted(client):
+    def cancel():
+        return client.call('cancel_all', Trigger.Request()).message
+    assert cancel() == 'No goal was open.'
+    stream = start_long(client)
+    assert cancel() == '1 goal was told to end.'
+    stream.result(20, check=False)
+    streams = [start_long(client), client.generate('x', session='a')]
+    until(lambda: streams[1].handle)
+    assert cancel() == '2 goals were told to end.'
+    for stream in streams:
+        stream.result(20, check=False)
