@@ -26,6 +26,7 @@ from flashrt_ros.assembly import assemble, build_plan
 from flashrt_ros.capsule import accounts
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.capsule import Capsule, CapsuleInfo
+from flashrt_ros.capsule.names import check_note
 from flashrt_ros.capsule.pool import Frozen
 from flashrt_ros.config import EngineConfig
 from flashrt_ros.control import Control, FinishReason
@@ -202,8 +203,7 @@ class Engine:
                                   'save without persist.')
         if persist and not align:
             self.store.check_disk(target.position)
-        if len(note) > 4096:
-            raise InvalidArgument(f'the note has {len(note)} characters; 4096 are allowed.')
+        check_note(note)
         prefilled = 0
         if align:
             found = self._freeze_aligned(target, rebuild)

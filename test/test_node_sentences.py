@@ -11,6 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from node_cases import clean, running, start_long, until  # noqa: E402
 from std_srvs.srv import Trigger  # noqa: E402
 
+from flashrt_ros.errors import InvalidArgument  # noqa: E402
+
 
 @pytest.fixture(scope='module')
 def peer(tmp_path_factory):
@@ -36,3 +38,13 @@ def test_goals_that_were_told_to_end_are_counted(client):
     assert cancel() == '2 goals were told to end.'
     for stream in streams:
         stream.result(20, check=False)
+
+
+def test_a_long_note_is_told_the_rule_for_notes(client):
+    client.generate('a scene', max_tokens=0).result(20)
+    for note in ('n' * 4097, 'ö' * 2049):  # bytes count, not characters
+        with pytest.raises(InvalidArgument) as refusal:
+            client.save('x', note=note)
+        assert '4096' in str(refusal.value) and 'bytes of UTF-8' in str(refusal.value)
+        assert 'shorten' in str(refusal.value) and 'turns' not in str(refusal.value)
+    assert client.save('x', note='ö' * 2048).info.note == 'ö' * 2048

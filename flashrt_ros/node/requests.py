@@ -20,7 +20,6 @@ MAX_TEXT_BYTES = 512 << 10
 MAX_MESSAGES = 256
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
-MAX_NOTE_BYTES = 4096
 MAX_BRANCHES = 64
 
 
@@ -59,8 +58,9 @@ def choice(field: str, value: int, labels: tuple[str, ...]) -> int:
     return value
 
 
-def check_text(field: str, value: str, limit: int = MAX_TEXT_BYTES) -> str:
-    """Return a text whose size is bounded."""
+def check_text(field: str, value: str) -> str:
+    """Return a text of a conversation, whose size is bounded."""
+    limit = MAX_TEXT_BYTES
     if len(value) > limit or len(value.encode('utf-8', 'replace')) > limit:
         raise InvalidArgument(
             f'{field} is longer than {limit} bytes, the most that one request may carry: '

@@ -11,6 +11,7 @@ from rclpy.callback_groups import CallbackGroup
 from std_srvs.srv import Trigger
 
 from flashrt_ros import srv
+from flashrt_ros.capsule.names import check_note
 from flashrt_ros.control import Control
 from flashrt_ros.errors import Busy, DeadlineExceeded, FlashrtError, InvalidArgument, NameExists
 from flashrt_ros.node import convert
@@ -18,11 +19,9 @@ from flashrt_ros.node.goals import Goals
 from flashrt_ros.node.jobs import is_fault, Job, Reply, report
 from flashrt_ros.node.requests import (
     check_name,
-    check_text,
     choice,
     DEFAULT_SESSION,
     MAX_BRANCHES,
-    MAX_NOTE_BYTES,
     seconds,
     session_name,
 )
@@ -149,7 +148,7 @@ class Services:
                     response: srv.SaveCapsule.Response) -> None:
         session = session_name(request.session)
         name = check_name(request.capsule)
-        note = check_text('note', request.note, MAX_NOTE_BYTES)
+        note = check_note(request.note)
         saved = await self._call(runtime, lambda engine: engine.save(
             session, name, overwrite=request.overwrite, pin=request.pin, persist=request.persist,
             align=request.align, note=note), deadline=self._deadline(request.timeout),
