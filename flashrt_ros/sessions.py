@@ -87,9 +87,11 @@ class Sessions:
         new = {name for name in names if name not in self._by_name}
         for name in new:
             check_name(name, 'session')
-        if new and len(self._by_name) + len(new) > self._limit:
-            raise Capacity(f'{len(self._by_name)} of {self._limit} sessions are in use; close '
-                           'one, or configure a larger sessions.max.')
+        needed = len(self._by_name) + len(new)
+        if new and needed > self._limit:
+            raise Capacity(f'sessions.max allows {self._limit} sessions at a time and this needs '
+                           f'{needed}, {len(new)} of them new: close {needed - self._limit}, or '
+                           f'configure sessions.max {needed} or more.')
 
     def check_idle(self, session: Session | None, what: str) -> None:
         """

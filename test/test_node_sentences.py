@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from node_cases import clean, running, start_long, until  # noqa: E402
 from std_srvs.srv import Trigger  # noqa: E402
 
-from flashrt_ros.errors import InvalidArgument  # noqa: E402
+from flashrt_ros.errors import Capacity, InvalidArgument  # noqa: E402
 
 
 @pytest.fixture(scope='module')
@@ -48,3 +48,11 @@ def test_a_long_note_is_told_the_rule_for_notes(client):
         assert '4096' in str(refusal.value) and 'bytes of UTF-8' in str(refusal.value)
         assert 'shorten' in str(refusal.value) and 'turns' not in str(refusal.value)
     assert client.save('x', note='ö' * 2048).info.note == 'ö' * 2048
+
+
+def test_a_fork_beyond_sessions_max_says_the_limit_and_the_way_out(client):
+    client.generate('a scene', max_tokens=0).result(20)
+    with pytest.raises(Capacity) as refusal:
+        client.fork(['a', 'b', 'c', 'd'])
+    assert 'sessions.max allows 4' in str(refusal.value)
+    assert 'close 1, or configure sessions.max 5 or more' in str(refusal.value)

@@ -12,9 +12,10 @@ What it holds never changes, so the same uid in another pool (the host tier) is 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 import threading
 
 import numpy as np
@@ -82,23 +83,28 @@ _uids = Uids()
 
 
 class Ids:
-    """Reference counts of numbered places, handed out in runs that are as long as possible."""
+    """
+    Reference counts of numbered places, handed out in runs that are as long as possible.
 
-    def __init__(self, count: int, what: str, option: str) -> None:
+    :param option: name of the setting that decides how many there are, for messages.
+    :param budget: what that setting has to be for so many places, for messages.
+    """
+
+    def __init__(self, count: int, what: str, option: str,
+                 budget: Callable[[int], int] | None = None) -> None:
         self.count = count
         self.references = np.zeros(count, dtype=np.int64)
         self.uids = np.zeros(count, dtype=np.int64)  # of what the place holds, if it is held
         self.what = what
         self._option = option
+        self._budget = budget
         self._free: list[tuple[int, int]] = [(0, count)] if count else []  # sorted (start, length)
         self.available = count
 
     def take(self, wanted: int) -> Pages:
         """Take places with one reference and a new uid each, or raise :class:`PoolFull`."""
         if wanted > self.available:
-            raise PoolFull(f'the capsule pool has {self.available} of {self.count} {self.what} '
-                           f'free and {wanted} are needed; drop capsules, close sessions, or '
-                           f'raise {self._option}.', self.what.split()[-1], wanted)
+            raise PoolFull(self._full(wanted), self.what.split()[-1], wanted)
         runs: list[np.ndarray] = []
         need = wanted
         while need:
@@ -119,6 +125,17 @@ class Ids:
         self.uids[places] = _uids.take(wanted)
         self.available -= wanted
         return places
+
+    def _full(self, wanted: int) -> str:
+        larger = f'raise {self._option}'
+        if self._budget is not None:
+            count = self.count + wanted - self.available
+            larger = f'set {self._option} to {self._budget(count)} bytes or more'
+        if wanted > self.count:
+            return (f'the capsule pool has {self.count} {self.what} in all and needs {wanted} at '
+                    f'once; {larger}.')
+        return (f'the capsule pool has {self.available} of {self.count} {self.what} free and '
+                f'needs {wanted}; drop capsules, close sessions, or {larger}.')
 
     def hold(self, places: Pages | int) -> None:
         """Add one reference to each place, which must have one already."""
@@ -204,10 +221,18 @@ class Pool:
         storage.zero_()  # touch every memory page now, so that no save pays for it
         self.rows = Rows(manifest, pages * PAGE, storage)
         self.nbytes = self.blocks.numel() + storage.numel()
-        self.block_ids = Ids(blocks, 'fixed blocks', option)
-        self.page_ids = Ids(pages, 'pages', option)
+        self.block_ids = Ids(blocks, 'fixed blocks', option, self._for_blocks)
+        self.page_ids = Ids(pages, 'pages', option, partial(self._for_pages, min_blocks))
         #: of a device: behind the last copy that another stream does from or into this pool
         self.pending: torch.cuda.Event | None = None
+
+    def _for_blocks(self, count: int) -> int:
+        return 8 * count * self.manifest.fixed_bytes
+
+    def _for_pages(self, min_blocks: int, count: int) -> int:
+        """Return a budget for so many pages: beside them are the least blocks, or an eighth."""
+        needed = (count + 1) * PAGE * self.manifest.row_bytes
+        return max(needed + min_blocks * self.manifest.fixed_bytes, needed * 8 // 7 + 8)
 
     def join(self) -> None:
         """Let the current stream wait for what other streams do in this pool; return at once."""
