@@ -30,7 +30,7 @@ from flashrt_ros.capsule.fingerprint import Fingerprint
 from flashrt_ros.capsule.names import check_name, is_name, SUFFIX
 from flashrt_ros.capsule.tiers import DiskTier, Tier
 from flashrt_ros.capsule.wire import decode
-from flashrt_ros.errors import Capacity, FlashrtError, NameExists, Storage, UnknownCapsule
+from flashrt_ros.errors import Capacity, Corrupt, FlashrtError, NameExists, Storage, UnknownCapsule
 
 _URL = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*(::|://)')
 _HEAD = 256 << 10  # bytes fetched for a header at first; larger ones take a second turn
@@ -289,6 +289,13 @@ def import_file(tier: DiskTier, url: str, *, name: str = '', overwrite: bool = F
     :param name: another name than that of the file.
     :raises UnknownCapsule, Corrupt, NameExists, Storage: nothing has appeared then.
     """
+    if not url.rstrip('/').endswith(SUFFIX):
+        local = url.removeprefix('file://')
+        if not is_url(local) and os.path.exists(local) and not os.path.isdir(local):
+            raise Corrupt(f'{url!r} is no capsule file: those end in {SUFFIX}. Name one, such as '
+                          '`flashrt-ros capsule export` writes.')
+        raise UnknownCapsule(f'{url!r} does not end in {SUFFIX}, as capsule files do; name the '
+                             'file, not the directory that it is in.')
     place, found = _split(url, '')
     name = check_name(name or found)
     other = open_tier(place)
@@ -298,7 +305,10 @@ def import_file(tier: DiskTier, url: str, *, name: str = '', overwrite: bool = F
         else:
             assert isinstance(other, DiskTier)
             file = other.path(found)
-        header = codec.verify(file)
+        try:
+            header = codec.verify(file)
+        except Corrupt as error:
+            raise Corrupt(f'{url!r} cannot be imported, and nothing was. {error}') from error
         _copy(file, tier, name, overwrite)
     return replace(header, name=name)
 
@@ -308,8 +318,6 @@ def _split(url: str, name: str) -> tuple[str, str]:
     head, slash, last = url.rstrip('/').rpartition('/')
     if last.endswith(SUFFIX):
         return head if slash else '.', check_name(last.removesuffix(SUFFIX))
-    if not name:
-        raise UnknownCapsule(f'{url!r} does not end in {SUFFIX}; name the file.')
     return url.rstrip('/'), name
 
 
