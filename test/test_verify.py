@@ -59,7 +59,7 @@ def test_what_needs_a_device_is_not_run_on_a_cpu_and_says_so():
                                        'stable_addresses', 'stream_ordered_save'}
     status, found, _ = verify('--device', 'cpu', '--only', 'stable_addresses')
     check, = found['checks']
-    assert status == exits.OK and not check['applicable'] and check['figure'] is None
+    assert status == exits.FAILED and not check['applicable'] and check['figure'] is None
     assert 'not applicable' in check['detail']
 
 

@@ -43,15 +43,16 @@ def verify(
     """
     Prove the capsule contract on this machine and model; exit code 1 if a check fails.
 
-    Every check states a measured figure. Capsule files go to a temporary directory.
+    Every check states a measured figure. Capsule files go to a temporary directory. A check that
+    does not apply here says so; where none of those that were named does, the exit code is 1 too.
     """
     from flashrt_ros.cli import checks
-    names = [name for name in only.split(',') if name]
+    names = list(dict.fromkeys(name.strip() for name in only.split(',') if name.strip()))
     unknown = [name for name in names if name not in checks.ALL]
-    if unknown:
-        raise typer.BadParameter(
-            f'no check is called {", ".join(unknown)}; there are {", ".join(checks.ALL)}.',
-            param_hint='--only')
+    if unknown or only and not names:
+        what = f'no check is called {", ".join(unknown)}' if unknown else 'it names no check'
+        raise typer.BadParameter(f'{what}; there are {", ".join(checks.ALL)}.',
+                                 param_hint='--only')
     with tempfile.TemporaryDirectory(prefix='flashrt-verify-') as directory:
         sizes = checks.Sizes(model=model, dtype=dtype, context=context, directory=Path(directory),
                              cycles=cycles, seconds=seconds)
@@ -70,16 +71,18 @@ def verify(
             for check in checks.run(engine, sizes,
                                     names or checks.names_for(engine.arena.device.type)):
                 done.append(check)
-                output.log(f'{check.name}: {"passed" if check.passed else "FAILED"} '
-                           f'({check.seconds:.1f} s)') if table is None else table.add(check)
+                output.log(f'{check.name}: {check.verdict} ({check.seconds:.1f} s)'
+                           ) if table is None else table.add(check)
         finally:
             engine.close()
-    passed = all(check.passed for check in done)
+    ran = [check for check in done if check.applicable]
+    passed = bool(ran) and all(check.passed for check in ran)
     if table is None:
-        output.emit({'passed': passed, 'checks': [check.document() for check in done],
-                     'model': facts})
+        output.emit({'passed': passed, 'ran': len(ran),
+                     'not_applicable': [check.name for check in done if not check.applicable],
+                     'checks': [check.document() for check in done], 'model': facts})
     else:
-        table.end(passed, len(done))
+        table.end(passed, len(ran), len(done) - len(ran))
     return exits.OK if passed else exits.FAILED
 
 
@@ -100,12 +103,16 @@ class _Table:
         line = Text.assemble((f'{mark} ', style), (f'{check.name:<26}', 'bold'),
                              (f'{figure:<52}', style), (f'{check.seconds:>7.1f} s', 'dim'))
         self.console.print(line)
-        self.console.print(Padding(Text(check.detail, 'dim' if check.passed else 'red'),
+        self.console.print(Padding(Text(check.detail, 'red' if check.passed is False else 'dim'),
                                    (0, 0, 0, 4)))
 
-    def end(self, passed: bool, count: int) -> None:
-        self.console.print('[bold green]All checks passed.[/]' if passed else
-                           '[bold red]At least one check failed.[/]', f'({count} run)')
+    def end(self, passed: bool, ran: int, others: int) -> None:
+        words = '[bold green]All checks passed.[/]'
+        if not passed:
+            words = ('[bold red]At least one check failed.[/]' if ran else
+                     '[bold red]No check ran, so nothing is proved.[/]')
+        self.console.print(words, f'({ran} run, {others} not applicable)' if others else
+                           f'({ran} run)')
 
 
 def _number(value: float) -> str:

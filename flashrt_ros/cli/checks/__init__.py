@@ -18,7 +18,7 @@ from flashrt_ros.cli.checks.ablation import (
     ablation_no_conv,
     ablation_no_recurrent,
 )
-from flashrt_ros.cli.checks.base import Check, InjectedError, Sizes
+from flashrt_ros.cli.checks.base import Check, InjectedError, not_applicable, Sizes
 from flashrt_ros.cli.checks.closed import closed_manifest, dead_rows
 from flashrt_ros.cli.checks.device import (
     capture_side_effect_free,
@@ -60,8 +60,8 @@ def run_one(name: str, engine: Engine, sizes: Sizes) -> Check:
     """Run one check on an emptied engine; an exception in it is a failure that says which."""
     begun = time.monotonic()
     if name in CUDA_CHECKS and engine.arena.device.type != 'cuda':
-        return Check(name, True, None, '', 'not applicable: on a CPU there are no graphs, no '
-                     'stream, and no addresses that are baked in.', applicable=False)
+        return not_applicable(name, 'on a CPU there are no graphs, no stream, and no addresses '
+                              'that are baked in.')
     try:
         for info in engine.list():
             engine.drop(info.name or info.id)

@@ -14,7 +14,7 @@ import torch
 
 from flashrt_ros.arena import Arena, Role
 from flashrt_ros.cli.checks import state
-from flashrt_ros.cli.checks.base import Check, Sizes
+from flashrt_ros.cli.checks.base import Check, not_applicable, Sizes
 from flashrt_ros.sampling import LOGITS
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ def _ablate(engine: Engine, sizes: Sizes, name: str, left_out: set[Role]) -> Che
     present = {b.role for b in arena.manifest.buffers}
     if not left_out & present or (name == 'ablation_kv_only' and not present & {
             Role.RECURRENT, Role.CONV}):
-        return Check(name, True, None, '', 'not applicable: this model has no such state.',
-                     applicable=False)
+        return not_applicable(name, 'this model has no such state.')
     state.begin(engine, sizes, salt=10)
     engine.save(name=name)
     contents = contents_of(arena)

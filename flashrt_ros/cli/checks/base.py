@@ -13,11 +13,12 @@ class Check:
     One promise of the capsule contract, measured.
 
     ``figure`` is a number in ``unit``; it is None only where nothing was measured: the check does
-    not apply to this model (``applicable`` is False) or it ended with an exception.
+    not apply to this model or device (``applicable`` is False, ``passed`` None, for it neither
+    held nor failed) or it ended with an exception.
     """
 
     name: str
-    passed: bool
+    passed: bool | None
     figure: float | int | None
     unit: str
     detail: str
@@ -27,6 +28,18 @@ class Check:
     def document(self) -> dict[str, Any]:
         """Return the JSON form."""
         return asdict(self)
+
+    @property
+    def verdict(self) -> str:
+        """Return the outcome in words."""
+        if not self.applicable:
+            return 'not applicable'
+        return 'passed' if self.passed else 'FAILED'
+
+
+def not_applicable(name: str, reason: str) -> Check:
+    """Return the answer of a check that has nothing to look at here."""
+    return Check(name, None, None, '', f'not applicable: {reason}', applicable=False)
 
 
 @dataclass(frozen=True)
