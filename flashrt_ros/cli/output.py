@@ -73,11 +73,17 @@ def emitted() -> bool:
 
 
 def people() -> Console:
-    """Return the console for people; plain and :data:`WIDTH` wide where stdout is no terminal."""
+    """
+    Return the console for people, at most :data:`WIDTH` wide.
+
+    Where stdout is no terminal it is plain, and as wide as ``COLUMNS`` says, else :data:`WIDTH`.
+    """
     if sys.stdout.isatty():
         console = Console(highlight=False)
         return console if console.width <= WIDTH else Console(highlight=False, width=WIDTH)
-    return Console(highlight=False, width=WIDTH)
+    columns = os.environ.get('COLUMNS', '')
+    wanted = int(columns) if columns.isascii() and columns.isdigit() else 0
+    return Console(highlight=False, width=wanted or WIDTH)
 
 
 def log(message: str) -> None:

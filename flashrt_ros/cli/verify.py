@@ -100,8 +100,9 @@ class _Table:
         if not check.applicable:
             mark, style = '–', 'dim'
         figure = '' if check.figure is None else f'{_number(check.figure)} {check.unit}'
+        room = max(0, min(52, self.console.width - 37))  # beside mark, name and seconds
         line = Text.assemble((f'{mark} ', style), (f'{check.name:<26}', 'bold'),
-                             (f'{figure:<52}', style), (f'{check.seconds:>7.1f} s', 'dim'))
+                             (f'{figure:<{room}}', style), (f'{check.seconds:>7.1f} s', 'dim'))
         self.console.print(line)
         self.console.print(Padding(Text(check.detail, 'red' if check.passed is False else 'dim'),
                                    (0, 0, 0, 4)))
