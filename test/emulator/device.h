@@ -4,9 +4,14 @@
 // fiber runs next is drawn at random, so that a missing barrier shows; a collective also yields
 // before and after. Blocks run one after another in random order, so a kernel whose blocks meet
 // must be compiled for one block.
+//
+// A fiber is entered once with makecontext; later switches are jumps, since swapcontext asks the
+// kernel for the signal mask each time, which took longer than what the threads compute.
+#undef _FORTIFY_SOURCE  // its longjmp takes the stack of a fiber for a broken one
 #include <ucontext.h>
 
 #include <math.h>
+#include <setjmp.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,12 +45,12 @@ namespace emu {
 enum State { FIBER_RUNS, FIBER_AT_BLOCK, FIBER_AT_WARP, FIBER_DONE };
 struct Copy { void* to; const void* from; bool live; };
 struct Fiber {
-    ucontext_t context; State state; dim3 id; std::vector<char> stack;
+    jmp_buf place; bool begun; State state; dim3 id; std::vector<char> stack;
     std::vector<Copy> open;                 // asynchronous copies that no group holds yet
     std::vector<std::vector<Copy>> groups;  // and the groups on their way, oldest first
 };
 static std::vector<Fiber> fibers;
-static ucontext_t home;
+static jmp_buf home;
 static Fiber* self;
 static dim3 block_id, grid, block;
 static void (*body)(void**);
@@ -70,26 +75,36 @@ static void copy(const Copy& c) {
 
 static void stop(State state) {
     self->state = state;
-    swapcontext(&self->context, &home);
+    if (!_setjmp(self->place)) _longjmp(home, 1);
 }
 static void enter() {
-    body(arguments);
-    self->state = FIBER_DONE;
-    swapcontext(&self->context, &home);
+    for (;;) {  // block after block
+        body(arguments);
+        stop(FIBER_DONE);
+    }
+}
+// A function of its own: nothing but registers has to outlive the jump.
+__attribute__((noinline)) static void go_on(Fiber& f) {
+    if (_setjmp(home)) return;
+    self = &f;
+    if (f.begun) _longjmp(f.place, 1);
+    f.begun = true;
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = f.stack.data();
+    context.uc_stack.ss_size = f.stack.size();
+    context.uc_link = nullptr;
+    makecontext(&context, enter, 0);
+    setcontext(&context);
 }
 static int warp() { return self->id.x / 32; }
 static int lane() { return self->id.x % 32; }
 
 static void run_block() {
     for (auto& f : fibers) {
-        getcontext(&f.context);
-        f.context.uc_stack.ss_sp = f.stack.data();
-        f.context.uc_stack.ss_size = f.stack.size();
-        f.context.uc_link = &home;
         f.state = FIBER_RUNS;
         f.open.clear();
         f.groups.clear();
-        makecontext(&f.context, enter, 0);
     }
     std::vector<int> order(fibers.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = (int)i;
@@ -97,9 +112,8 @@ static void run_block() {
         bool moved = false, all_done = true, all_wait = true;
         shuffle(order);
         for (int index : order)
-            if (Fiber& f = fibers[index]; f.state == FIBER_RUNS) {
-                self = &f;
-                swapcontext(&home, &f.context);
+            if (fibers[index].state == FIBER_RUNS) {
+                go_on(fibers[index]);
                 moved = true;
             }
         for (size_t w = 0; w < fibers.size(); w += 32) {
