@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
-from flashrt_ros import sampling
 from flashrt_ros.arena import Arena
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.capsule import Capsule
@@ -40,18 +39,28 @@ class Listeners:
     aside: Callable[[], None] | None
 
 
+class _Checked(NamedTuple):
+    """What a request comes down to; nothing of it can be refused any more."""
+
+    capsule: Capsule | None
+    turn: Turn
+    limit: int
+    chosen: dict[str, float]
+    matcher: StopMatcher
+
+
 class Answering:
     """
     Makes the answers of one engine.
 
-    :param restore: the engine's; takes a session and a capsule.
+    :param restore: takes a capsule, a session and a seed, None for the sequence of the capsule.
     :param save: the engine's.
     :param counts: the engine's tallies, which this adds to.
     :param max_tokens: of an answer whose request does not say.
     """
 
     def __init__(self, plan: Plan, lineage: Lineage, store: Store, sessions: Sessions,
-                 prompting: Prompting, restore: Callable[[str, str], object],
+                 prompting: Prompting, restore: Callable[[Capsule, str, int | None], object],
                  save: Callable[..., SaveResult], counts: dict[str, int],
                  max_tokens: int) -> None:
         self._plan = plan
@@ -69,7 +78,7 @@ class Answering:
                listeners: Listeners) -> Generation:
         """Do what :meth:`flashrt_ros.engine.Engine.generate` says."""
         watch = Stopwatch()
-        turn, limit, chosen = self._checked(request)
+        checked = self._checked(request)
         if control.cancelled:
             return self._nothing(request, control.cancelled, watch)
         with self._sessions.obtaining(request.session) as target:
@@ -77,8 +86,7 @@ class Answering:
             undo = (self._undo_point(target) if request.rollback_on_cancel
                     and (self._arena.valid or not request.capsule) else None)
             try:
-                generation = self._run(request, target, turn, limit, chosen, control, listeners,
-                                       watch)
+                generation = self._run(request, target, checked, control, listeners, watch)
                 stopped = generation.finish_reason in STOPPED
                 if request.save_as and not stopped:
                     info = self._save(request.session, request.save_as, overwrite=True).info
@@ -104,7 +112,7 @@ class Answering:
             self._sessions.running = None
             self._plan.aside = None
 
-    def _checked(self, request: GenerateRequest) -> tuple[Turn, int, dict[str, Any]]:
+    def _checked(self, request: GenerateRequest) -> _Checked:
         """Refuse all that can be refused before anything changes."""
         self._sessions.check([request.session])
         if self._sessions.running is not None:
@@ -116,15 +124,13 @@ class Answering:
         if limit < 0:
             raise InvalidArgument('max_tokens must be -1 (the configured default), 0 (prefill '
                                   f'only) or a positive count, not {request.max_tokens}.')
-        chosen: dict[str, Any] = {name: value for name, value in (
-            ('temperature', request.temperature), ('top_p', request.top_p),
-            ('top_k', request.top_k), ('seed', request.seed)) if value is not None}
-        Sampling(**chosen)  # refuses what is out of range
-        StopMatcher(request.stop)
-        if request.capsule:
-            origin: Capsule | Session | None = self._store.find(request.capsule)
-        else:
-            origin = self._sessions.find(request.session)
+        settings = {'temperature': request.temperature, 'top_p': request.top_p,
+                    'top_k': request.top_k, 'seed': request.seed}
+        chosen = {name: value for name, value in settings.items() if value is not None}
+        Sampling(**chosen)  # type: ignore[arg-type]  # refuses what is out of range
+        matcher = StopMatcher(request.stop)
+        capsule = self._store.find(request.capsule) if request.capsule else None
+        origin = capsule or self._sessions.find(request.session)
         host, position = (origin.host, origin.position) if origin else (HostState(), 0)
         turn = self._prompting.turn(host, prompt=request.prompt, messages=request.messages,
                                     token_ids=request.token_ids, raw=request.raw,
@@ -133,13 +139,13 @@ class Answering:
             raise InvalidArgument('nothing is folded yet and the request brings nothing: send a '
                                   'prompt, messages or token_ids, or name a capsule.')
         check_room(self._arena.capacity, host, position, len(turn.ids) + (1 if limit else 0))
-        return turn, limit, chosen
+        return _Checked(capsule, turn, limit, chosen, matcher)
 
-    def _run(self, request: GenerateRequest, target: Session, turn: Turn, limit: int,
-             chosen: dict[str, Any], control: Control, listeners: Listeners,
-             watch: Stopwatch) -> Generation:
-        if request.capsule:
-            self._restore(request.session, request.capsule)
+    def _run(self, request: GenerateRequest, target: Session, checked: _Checked,
+             control: Control, listeners: Listeners, watch: Stopwatch) -> Generation:
+        turn, limit = checked.turn, checked.limit
+        if checked.capsule is not None:
+            self._restore(checked.capsule, request.session, None)
         else:
             self._sessions.activate(target)
         reused, prefilled = target.position, 0
@@ -150,20 +156,16 @@ class Answering:
                 watch.first()
             listeners.on_piece(piece)
 
-        # Asked for before the append, which leaves them as they are: behind it a device would be
-        # waited for until it has folded everything.
-        present = sampling.ask(self._arena) if limit else None
         try:
             with self.running(target, listeners.aside):
                 if turn.ids or limit:
                     prefilled = target.append(turn.ids, turn.state, turn.role, control,
                                               listeners.aside)
                     self._counts['tokens_prefilled'] += prefilled
-                if present is not None:
-                    settings, counter = present()
+                if limit:
                     answer = target.generate(
-                        max_tokens=limit, stop=request.stop, settings=replace(settings, **chosen),
-                        counter=0 if request.seed is not None else counter, on_piece=listen,
+                        max_tokens=limit, matcher=checked.matcher, chosen=checked.chosen,
+                        counter=None if request.seed is None else 0, on_piece=listen,
                         control=control, between=listeners.between)
         except (Canceled, Preempted, DeadlineExceeded):
             return replace(

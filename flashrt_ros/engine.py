@@ -71,6 +71,7 @@ class Engine:
         self.fingerprint = parts.fingerprint
         sampling.write(self.arena, config.sampling, 0)
         self._empty, _ = self.lineage.save()
+        self._question = sampling.Question(self.arena)
         self._prompting = Prompting(self.text, self.model.config.vocab_size)
         self._sessions = Sessions(self.lineage, self.store, self._save, self._empty,
                                   self._new_session, config.max_sessions)
@@ -79,7 +80,7 @@ class Engine:
             ('saves', 'restores', 'forks', 'rollbacks', 'generations', 'tokens_prefilled',
              'tokens_generated', 'tokens_replayed', 'passes'), 0)
         self._answering = Answering(
-            self.plan, self.lineage, self.store, self._sessions, self._prompting, self.restore,
+            self.plan, self.lineage, self.store, self._sessions, self._prompting, self._restore,
             self.save, self._counts, config.max_tokens)
         self._had_directory = False
         self.load_seconds = time.monotonic() - begin
@@ -92,7 +93,7 @@ class Engine:
         ring = Ring(self.lineage, self._empty.block, config.ring_boundaries, config.ring_tokens,
                     config.ring_bytes)
         return Session(name, epoch, self.plan, self.lineage, self.text,
-                       self.model.config.eos_token_ids, ring, self._save,
+                       self.model.config.eos_token_ids, self._question, ring, self._save,
                        config.draft_tokens)
 
     # -- sessions -----------------------------------------------------------------------------
@@ -258,15 +259,19 @@ class Engine:
         self._sessions.check([session])
         found = self.store.find(capsule)
         self._sessions.check_idle(self._sessions.find(session), 'restore')
-        if found.tokens and not found.position:
-            raise InvalidArgument(f'capsule {capsule!r} would reuse nothing; prefill it again.')
         copied = self._restore(found, session, seed)
         target = self._sessions.get(session)
-        self._counts['restores'] += 1
         return RestoreResult(self.store.info(found), target.epoch, found.position, copied,
                              time.monotonic() - begin)
 
     def _restore(self, found: Capsule, session: str, seed: int | None) -> int:
+        if found.tokens and not found.position:
+            raise InvalidArgument(f'capsule {found.name!r} would reuse nothing; prefill it again.')
+        copied = self._assign(found, session, seed)
+        self._counts['restores'] += 1
+        return copied
+
+    def _assign(self, found: Capsule, session: str, seed: int | None) -> int:
         if found.frozen is None and self._sessions.running is None:
             with self.store.beside(found) as place:
                 if place is not None:

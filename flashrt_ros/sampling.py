@@ -9,13 +9,14 @@ pure function of *(s, n)*, which needs no hidden generator state and is the same
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 import math
+import struct
 
 import torch
 
-from flashrt_ros.arena import Arena, Buffer, Manifest, Role
+from flashrt_ros.arena import ALIGN, Arena, Buffer, Manifest, Role
 from flashrt_ros.errors import InvalidArgument
 
 LOGITS = 'logits'
@@ -64,38 +65,26 @@ def buffers(vocab_size: int) -> list[Buffer]:
     ]
 
 
-SETTINGS = ('sampler.temperature', 'sampler.top_p', 'sampler.top_k', 'sampler.seed',
-            'sampler.counter')
-
-
-def _views(arena: Arena, block: torch.Tensor | None = None) -> list[torch.Tensor]:
-    """Return the settings and the counter, of the state or of a copy of their :func:`_block`."""
-    if block is None:
-        return [arena[name] for name in SETTINGS]
-    start, views = arena.manifest.offsets[SETTINGS[0]], []
-    for name in SETTINGS:
-        like, offset = arena[name], arena.manifest.offsets[name] - start
-        views.append(block[offset:offset + like.nbytes].view(like.dtype))
-    return views
-
-
-def _block(arena: Arena) -> torch.Tensor:
-    """Return the bytes of the fixed block that hold settings and counter."""
-    offsets = arena.manifest.offsets
-    return arena.fixed[offsets[SETTINGS[0]]:offsets[SETTINGS[-1]] + 8]
+SETTINGS = ('temperature', 'top_p', 'top_k', 'seed', 'counter')
+#: settings and counter as they lie in a fixed block, each at the start of a cell
+_LAYOUT = struct.Struct(f'=f{ALIGN - 4}xf{ALIGN - 4}xi{ALIGN - 4}xQ{ALIGN - 8}xq')
 
 
 def write(arena: Arena, sampling: Sampling, counter: int) -> None:
-    """Put settings and counter into the state; on a device in one copy that nobody waits for."""
-    values = (sampling.temperature, sampling.top_p, sampling.top_k, _signed(sampling.seed),
-              counter)
-    live, copy = _block(arena), None
-    if arena.device.type != 'cpu':  # pinned: torch keeps it until it was copied
-        copy = torch.zeros(live.numel(), dtype=torch.uint8, pin_memory=True)
-    for view, value in zip(_views(arena, copy), values, strict=True):
-        view.fill_(value)
-    if copy is not None:
-        live.copy_(copy, non_blocking=True)
+    """Put settings and counter into the state; a device is not waited for."""
+    choose(arena, {name: getattr(sampling, name) for name in SETTINGS[:-1]}, counter)
+
+
+def choose(arena: Arena, chosen: Mapping[str, float], counter: int | None = None) -> None:
+    """
+    Change some settings of the state, by name, and leave the others; a device is not waited for.
+
+    :param counter: where in the random sequence to go on; None leaves that too.
+    """
+    for name, value in chosen.items():
+        arena[f'sampler.{name}'].fill_(_signed(int(value)) if name == 'seed' else value)
+    if counter is not None:
+        arena['sampler.counter'].fill_(counter)
 
 
 def reseed(manifest: Manifest, fixed: torch.Tensor, seed: int) -> None:
@@ -111,34 +100,39 @@ def _signed(seed: int) -> int:
 
 def read(arena: Arena) -> tuple[Sampling, int]:
     """Return settings and counter of the state; a device is waited for."""
-    return ask(arena)()
-
-
-def ask(arena: Arena) -> Callable[[], tuple[Sampling, int]]:
-    """
-    Ask for settings and counter as they are now; what is returned waits for them.
-
-    Work that a device is given in between need not be waited for.
-    """
-    if arena.device.type == 'cpu':
-        found = _settings(_views(arena))
-        return lambda: found
-    live = _block(arena)
-    copy = torch.empty(live.numel(), dtype=torch.uint8, pin_memory=True)
-    copy.copy_(live, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
-
-    def wait() -> tuple[Sampling, int]:
-        arrived.synchronize()
-        return _settings(_views(arena, copy))
-
-    return wait
-
-
-def _settings(views: list[torch.Tensor]) -> tuple[Sampling, int]:
-    temperature, top_p, top_k, seed, counter = (view.item() for view in views)
+    temperature, top_p, top_k, seed, counter = (
+        arena[f'sampler.{name}'].item() for name in SETTINGS)
     return Sampling(temperature, int(top_k), top_p, int(seed) & _U64), int(counter)
+
+
+class Question:
+    """
+    Asks what settings and counter a state holds; a device goes on meanwhile.
+
+    The memory for the answer is pinned and there is one, so who asks takes the answer before
+    anybody asks again.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        start = arena.manifest.offsets['sampler.temperature']
+        self._live = arena.fixed[start:start + _LAYOUT.size]
+        on_device = arena.device.type != 'cpu'
+        self._copy = torch.zeros(_LAYOUT.size, dtype=torch.uint8, pin_memory=on_device)
+        self._bytes = self._copy.numpy().data
+        self._arrived = torch.cuda.Event() if on_device else None
+
+    def ask(self) -> None:
+        """Queue a copy of what is there now."""
+        self._copy.copy_(self._live, non_blocking=True)
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def answer(self) -> tuple[float, int, float, int, int]:
+        """Return temperature, top_k, top_p, seed and counter, once they have arrived."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        temperature, top_p, top_k, seed, counter = _LAYOUT.unpack_from(self._bytes)
+        return temperature, top_k, top_p, seed, counter
 
 
 def uniform(seed: int, counter: int) -> float:

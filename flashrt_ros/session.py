@@ -7,7 +7,7 @@ lineage's guard, so a failure in the middle puts the fixed block back and nothin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flashrt_ros import sampling
@@ -68,13 +68,14 @@ class Session:
     """
     One conversation. Verbs may be called only while it is live; the engine sees to that.
 
+    :param question: asks what the sampler's settings are.
     :param ring: keeps light boundaries for cheap rollbacks.
     :param save: freezes the live boundary, making room where needed; the lineage's own by default.
     :param draft_tokens: most tokens that are guessed and verified at once; 0 for none.
     """
 
     def __init__(self, name: str, epoch: int, plan: Plan, lineage: Lineage, text: Text,
-                 eos: Collection[int], ring: Ring,
+                 eos: Collection[int], question: sampling.Question, ring: Ring,
                  save: Callable[[], tuple[Frozen, int]] | None = None,
                  draft_tokens: int = 0) -> None:
         self.name = name
@@ -86,12 +87,15 @@ class Session:
         self._lineage = lineage
         self._text = text
         self._eos = frozenset(eos)
+        self._question = question
         self._draft_tokens = draft_tokens
         self.ring = ring
         self._save = save or lineage.save
         self._host = HostState()
         self._sampler: Sampler = (0.0, 0, 1.0, 0, 0)  # at the start of the last generation
+        # Of the generation under way, at its last boundary: tokens; turn, held text, detokenizer.
         self._sampled = 0
+        self._said: tuple[str, str, dict | None] = ('assistant_open', '', None)
         self._same: Kept | None = None  # kept by the ring, with the bytes of the live fixed block
         self._begun: int | None = None  # inside a fold, an append or a replay: where it began
 
@@ -100,10 +104,14 @@ class Session:
     @property
     def host(self) -> HostState:
         """Host part of the present boundary, valid between any two steps."""
-        if not self._sampled:
-            return self._host
-        return replace(self._host, schedule=self._host.schedule.sampled(
-            self._sampler, self._sampled))
+        return self._with(*self._said) if self._sampled else self._host
+
+    def _with(self, turn: str, held: str, detokenizer: dict | None) -> HostState:
+        """Return the host part behind the tokens sampled since :attr:`_host`."""
+        host, schedule = self._host, self._host.schedule
+        if self._sampled:
+            schedule = schedule.sampled(self._sampler, self._sampled)
+        return HostState(schedule, host.turns, turn, host.role, detokenizer, held, host.tail)
 
     @property
     def position(self) -> int:
@@ -156,7 +164,9 @@ class Session:
         check_room(self._plan.arena.capacity, host, start, len(ids))
         pending = [*host.tail, *ids]
         if not pending:
-            self._host, self._sampled = replace(host, turn=turn, role=role), 0
+            if (turn, role) != (host.turn, host.role):
+                host = replace(host, turn=turn, role=role)
+            self._host, self._sampled = host, 0
             return 0
         schedule, grid = host.schedule, self._plan.grid
         pure = schedule.tokens == schedule.pure_grid(grid)
@@ -194,8 +204,8 @@ class Session:
 
     # -- generate ---------------------------------------------------------------------------
 
-    def generate(self, *, max_tokens: int, stop: Sequence[str], settings: sampling.Sampling,
-                 counter: int, on_piece: Callable[[Piece], None], control: Control,
+    def generate(self, *, max_tokens: int, matcher: StopMatcher, chosen: Mapping[str, float],
+                 counter: int | None, on_piece: Callable[[Piece], None], control: Control,
                  between: Callable[[], None]) -> Answer:
         """
         Sample and fold up to ``max_tokens`` tokens.
@@ -203,6 +213,9 @@ class Session:
         A stop, a cancel and a deadline end at a committed boundary. A fault of the device in the
         middle puts the state back to where this generation began.
 
+        :param matcher: a fresh one.
+        :param chosen: settings of the sampler by name; the others stay what the state holds.
+        :param counter: where in the random sequence to begin; None goes on with it.
         :param between: called at every boundary; may save this session or serve others.
         :raises ContextFull: if there is no free row at the start.
         :raises DeviceFault: if a step failed.
@@ -213,7 +226,6 @@ class Session:
             raise InvalidArgument('nothing is folded yet, so there is nothing to continue; send '
                                   'a prompt or restore a capsule first.')
         check_room(arena.capacity, host, start, 1)
-        matcher = StopMatcher(stop)
         detokenizer = (Detokenizer.restore(self._text, host.detokenizer) if host.detokenizer
                        else Detokenizer(self._text))
         ids: list[int] = []
@@ -240,9 +252,8 @@ class Session:
 
         self.ring.drop_above(start)
         block = self._mark(start)  # as it was: the settings below belong to this generation
-        self._host, self._sampled = replace(host, turn='assistant_open'), 0
-        self._sampler = (settings.temperature, settings.top_k, settings.top_p, settings.seed,
-                         counter)
+        self._host, self._sampled = host, 0
+        self._said = ('assistant_open', host.held, host.detokenizer)
         if host.held:
             texts.append(matcher.push(host.held)[0])
         lookup: PromptLookup | None = None  # made behind the first token, which it would delay
@@ -250,14 +261,16 @@ class Session:
         try:
             with self._lineage.guard(block):
                 while not finish:
-                    if len(ids) >= max_tokens or arena.position >= arena.capacity:
+                    position = arena.position
+                    if len(ids) >= max_tokens or position >= arena.capacity:
                         finish.append(FinishReason.LENGTH)
                     elif (reason := control.cancelled) is not None:
                         finish.append(reason)
                     else:
-                        before, self._begun = len(ids), arena.position
+                        before, self._begun = len(ids), position
                         if not before:  # with the first token: the schedule tells of no others
-                            sampling.write(arena, settings, counter)
+                            sampling.choose(arena, chosen, counter)
+                            self._question.ask()
                         if lookup and (draft := lookup.guess(
                                 min(self._draft_tokens, max_tokens - before))):
                             self._plan.verify(draft, emit)
@@ -265,11 +278,12 @@ class Session:
                             self._plan.step(emit)
                         self._begun = None
                         passes += 1
+                        if not before:  # here before the token was
+                            self._sampler = self._question.answer()
                         self._sampled = len(ids)
-                        self._host = replace(
-                            self._host, held=matcher.state()['held'],
-                            turn='assistant_ended' if ids[-1] in self._eos else 'assistant_open',
-                            detokenizer=detokenizer.state())
+                        self._said = (
+                            'assistant_ended' if ids[-1] in self._eos else 'assistant_open',
+                            matcher.held, detokenizer.state())
                         if lookup:
                             lookup.extend(ids[before:])
                         elif self._draft_tokens:
@@ -283,7 +297,7 @@ class Session:
                     if failures:
                         break
         except BaseException as error:
-            self._host, self._sampled, self._begun = host, 0, None
+            self._sampled, self._begun = 0, None
             self.ring.drop_above(start)
             raise _as_typed(error, 'a step', start) from error
         self._same = None
@@ -295,14 +309,13 @@ class Session:
     def _finish(self, matcher: StopMatcher, detokenizer: Detokenizer,
                 publish: Callable[[tuple[int, ...], str], None]) -> None:
         """Give held text out and commit the host part at the end of an answer."""
-        rest = matcher.flush()
-        if self._host.turn == 'assistant_ended':
+        turn, rest = self._said[0], matcher.flush()
+        ended = turn == 'assistant_ended'
+        if ended:
             rest += detokenizer.flush()
         if rest:
             publish((), rest)
-        ended = self._host.turn == 'assistant_ended'
-        self._host = replace(self.host, held='',
-                             detokenizer=None if ended else detokenizer.state())
+        self._host = self._with(turn, '', None if ended else detokenizer.state())
         self._sampled = 0
 
     # -- rollback ---------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import torch
 
 from flashrt_ros.engine import Control, FinishReason, GenerateRequest
 from flashrt_ros.errors import Canceled, DeviceFault, InvalidArgument
-from flashrt_ros.sampling import Sampling
+from flashrt_ros.text import StopMatcher
 
 
 @pytest.fixture(scope='module')
@@ -279,7 +279,8 @@ def test_a_generation_that_ends_before_its_first_token_changes_no_byte(engine):
     before, control = digest(engine), Control()
     control.cancel()
     answer = engine.session().generate(
-        max_tokens=4, stop=(), settings=Sampling(0.8, 4, 0.9, 3), counter=0,
+        max_tokens=4, matcher=StopMatcher(), counter=0,
+        chosen={'temperature': 0.8, 'top_k': 4, 'top_p': 0.9, 'seed': 3},
         on_piece=lambda piece: None, control=control, between=lambda: None)
     assert answer.finish_reason is FinishReason.CANCELED and not answer.token_ids
     assert digest(engine) == before

@@ -48,6 +48,22 @@ def test_settings_round_trip(arena):
     assert sampling.read(arena) == (settings, 12)
 
 
+def test_what_is_not_chosen_stays(arena):
+    sampling.write(arena, Sampling(0.75, 40, 0.5, 7), 12)
+    sampling.choose(arena, {'temperature': 0.25})
+    assert sampling.read(arena) == (Sampling(0.25, 40, 0.5, 7), 12)
+    sampling.choose(arena, {'seed': 2 ** 64 - 3}, 0)
+    assert sampling.read(arena) == (Sampling(0.25, 40, 0.5, 2 ** 64 - 3), 0)
+
+
+def test_a_question_is_answered_as_of_when_it_was_asked(arena):
+    question = sampling.Question(arena)
+    sampling.write(arena, Sampling(0.75, 40, 0.5, 2 ** 64 - 3), 12)
+    question.ask()
+    sampling.write(arena, Sampling(), 0)
+    assert question.answer() == (0.75, 40, 0.5, 2 ** 64 - 3, 12)
+
+
 def test_greedy_takes_the_lowest_of_equals(arena):
     arena['logits'].fill_(1.0)
     arena['logits'][7] = arena['logits'][9] = 3.0

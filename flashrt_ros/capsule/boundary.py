@@ -57,7 +57,8 @@ class Schedule:
             last = self.runs[-1]
             after = last.sampler and (*last.sampler[:4], last.sampler[4] + last.count)
             if last.length == run.length and run.sampler == after:
-                return Schedule((*self.runs[:-1], replace(last, count=last.count + run.count)))
+                return Schedule((*self.runs[:-1], Run(run.length, last.count + run.count,
+                                                      last.sampler)))
         return Schedule((*self.runs, run))
 
     def cut(self, position: int) -> Schedule:

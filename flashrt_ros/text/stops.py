@@ -37,7 +37,7 @@ class StopMatcher:
         self.stops = tuple(dict.fromkeys(stops))
         self._prefixes = {stop[:n] for stop in self.stops for n in range(1, len(stop))}
         self._longest = max(map(len, self.stops), default=1) - 1
-        self._held = ''
+        self.held = ''  # may still become a stop string
         self._matched: str | None = None
 
     @property
@@ -54,26 +54,26 @@ class StopMatcher:
         """
         if self._matched is not None:
             return '', True, self._matched
-        text = self._held + text
-        self._held = ''
+        text = self.held + text
+        self.held = ''
         hits = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
         if hits:
             _, at, self._matched = min(hits)
             return text[:at], True, self._matched
         for size in range(min(self._longest, len(text)), 0, -1):
             if text[-size:] in self._prefixes:
-                self._held = text[-size:]
+                self.held = text[-size:]
                 return text[:-size], False, None
         return text, False, None
 
     def flush(self) -> str:
         """Return what was held back: the stream has ended and it became no stop string."""
-        held, self._held = self._held, ''
+        held, self.held = self.held, ''
         return held
 
     def state(self) -> dict[str, Any]:
         """Return all that :meth:`restore` needs, as JSON-able values."""
-        return {'stops': list(self.stops), 'held': self._held, 'matched': self._matched}
+        return {'stops': list(self.stops), 'held': self.held, 'matched': self._matched}
 
     @classmethod
     def restore(cls, state: Mapping[str, Any]) -> StopMatcher:
@@ -91,5 +91,5 @@ class StopMatcher:
             raise Corrupt('The saved stop strings are malformed; use another capsule.') from error
         if not sound:
             raise Corrupt('The saved stop strings are malformed; use another capsule.')
-        matcher._held, matcher._matched = held, matched
+        matcher.held, matcher._matched = held, matched
         return matcher
