@@ -6,6 +6,7 @@ Only what the kernels compute is tested so, not what a compiler for CUDA makes o
 
 import ctypes
 import hashlib
+import os
 from pathlib import Path
 import re
 import shutil
@@ -63,12 +64,14 @@ def build(name: str, defines: dict) -> ctypes.CDLL:
     CACHE.mkdir(exist_ok=True)
     library = CACHE / f'{key}.so'
     if not library.exists():
-        source = CACHE / f'{key}.cpp'
+        mine = CACHE / f'{key}-{os.getpid()}'  # another process may build the same
+        source, made = mine.with_suffix('.cpp'), mine.with_suffix('.new')
         source.write_text(text)
         subprocess.run([COMPILER, '-O1', '-std=c++17', '-shared', '-fPIC', '-w', '-I', str(HERE),
-                        '-fno-strict-aliasing', '-ffp-contract=off', '-o', f'{library}.new',
+                        '-fno-strict-aliasing', '-ffp-contract=off', '-o', str(made),
                         str(source)], check=True, capture_output=True, text=True)
-        Path(f'{library}.new').replace(library)
+        made.replace(library)
+        source.unlink()
     return ctypes.CDLL(str(library))
 
 
