@@ -1,0 +1,91 @@
+"""Half a MiB of text is tokenised beside everything else, not instead of it (acceptance 33)."""
+
+from pathlib import Path
+import sys
+import threading
+import time
+
+import pytest
+
+from flashrt_ros.text import Text
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+TEXT = ('Bring me the cup from the kitchen table, please. ' * 11_000)[:511 << 10]
+# One encoding of it keeps the interpreter for 0.2 s where the library is not told to let go. The
+# bound of a call is for a machine that is busy with other things too.
+PAUSE, CALL = 0.05, 0.1
+
+
+def pauses(work, ready=None):
+    """Run something; return the longest time for which another thread did not get its turn."""
+    longest, over = [0.0], threading.Event()
+
+    def watch():
+        last = time.perf_counter()
+        while not over.is_set():
+            time.sleep(0.0005)
+            now = time.perf_counter()
+            longest[0], last = max(longest[0], now - last), now
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        work()
+    finally:
+        over.set()
+        watcher.join()
+    return longest[0]
+
+
+@pytest.mark.parametrize('piece', ['Bring me the cup, please. ', 'x', '\n', '<|im_end|> ', 'Kü厨🤖'])
+def test_encoding_lets_other_threads_run(piece):
+    import flashrt_ros
+    text = Text.load(Path(flashrt_ros.__file__).parent / 'assets' / 'planner')
+    words = (piece * (400 << 10))[:400 << 10].encode()[:511 << 10].decode(errors='ignore')
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(5e-4)  # as the node does
+    try:
+        # The least of three: on a busy machine a pause may be another process's turn.
+        paused = min(pauses(lambda: text.encode(words)) for _ in range(3))
+    finally:
+        sys.setswitchinterval(switch)
+    print(f'{paused * 1e3:.1f} ms')
+    assert paused < PAUSE
+
+
+def test_long_texts_have_the_ids_that_short_ones_have():
+    import flashrt_ros
+    text = Text.load(Path(flashrt_ros.__file__).parent / 'assets' / 'planner')
+    line = 'Bring me the cup, <|im_end|> please: Kü厨🤖.\n'
+    for at_start in (True, False):
+        # Lines are encoded by themselves, so the ids of many are those of one, many times.
+        one = text.encode(line, at_start=at_start)
+        rest = text.encode(line, at_start=False)
+        assert text.encode(line * 400, at_start=at_start) == one + rest * 399
+
+
+def test_a_parameter_call_beside_a_long_prompt(tmp_path):
+    pytest.importorskip('rclpy')
+    from node_cases import running, until
+    from rcl_interfaces.srv import GetParameters
+
+    with running(tmp_path, model__path='embedded', context__max_tokens=1024) as (_, peer):
+        parameters = peer.node.create_client(GetParameters, '/flashrt/get_parameters')
+        assert parameters.wait_for_service(10)
+
+        def ask():
+            begun = time.perf_counter()
+            future = parameters.call_async(GetParameters.Request(names=['device']))
+            until(future.done, 10)
+            return time.perf_counter() - begun
+        ask()
+        longest = []
+        for _ in range(3):
+            stream = peer.client.generate(TEXT, max_tokens=1)
+            calls = [ask()]
+            while not stream.done.done():
+                calls.append(ask())
+            longest.append(max(calls))
+            assert stream.result(10, check=False).error_code == 42014  # CONTEXT_FULL, as it has to
+        print(', '.join(f'{call * 1e3:.0f} ms' for call in longest))
+        assert min(longest) < CALL
