@@ -37,7 +37,7 @@ def pauses(work, ready=None):
     return longest[0]
 
 
-@pytest.mark.parametrize('piece', ['Bring me the cup, please. ', 'x', '\n', '<|im_end|> ', 'Kü厨🤖'])
+@pytest.mark.parametrize('piece', ['Bring me the cup. ', 'x', '\n', '<|im_end|> ', 'Kü厨🤖'])
 def test_encoding_lets_other_threads_run(piece):
     import flashrt_ros
     text = Text.load(Path(flashrt_ros.__file__).parent / 'assets' / 'planner')
