@@ -1,7 +1,9 @@
-"""Options of the whole suite."""
+"""Options of the whole suite, and fixtures of several files."""
 
 import os
 import signal
+
+import pytest
 
 # A shell that runs the tests in the background has all its children ignore interrupts; the
 # processes that tests start and interrupt must not inherit that.
@@ -16,3 +18,29 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     os.environ['FLASHRT_TEST_DEVICE'] = config.getoption('--device')
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Return what starts small engines on one directory; at the end they are closed."""
+    from engine_cases import build  # it reads the device
+    engines = []
+
+    def start(**options):
+        options.setdefault('directory', str(tmp_path / 'capsules'))
+        engines.append(build(**{'context': 700, 'pool_bytes': 2 << 20, 'host_bytes': 1 << 20,
+                                **options}))
+        return engines[-1]
+    yield start
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def worker(engine):
+    """Return the worker of the engine of a module."""
+    from flashrt_ros.worker import Worker
+    worker = Worker(engine)
+    worker.start()
+    yield worker
+    assert worker.stop(60.0)

@@ -22,14 +22,6 @@ def engine():
     engine.close()
 
 
-@pytest.fixture
-def worker(engine):
-    worker = Worker(engine)
-    worker.start()
-    yield worker
-    assert worker.stop(WAIT)
-
-
 def long(**options) -> GenerateRequest:
     return GenerateRequest(max_tokens=4000, **options)
 

@@ -26,14 +26,6 @@ def engine():
     engine.close()
 
 
-@pytest.fixture
-def worker(engine):
-    worker = Worker(engine)
-    worker.start()
-    yield worker
-    assert worker.stop(WAIT)
-
-
 class Halt:
     """Stops the worker in the middle of the chunk of a prefill until told to go on."""
 
