@@ -39,6 +39,7 @@ def node(tmp_path_factory):
 def peer(node):
     fresh(node)
     node.client.generate('a kitchen', max_tokens=5, temperature=0.0).result(20)
+    until(lambda: node.states)  # the first message may come after the answer
     yield node
 
 
