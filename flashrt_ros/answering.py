@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from flashrt_ros.arena import Arena
@@ -90,12 +90,12 @@ class Answering:
                 stopped = generation.finish_reason in STOPPED
                 if request.save_as and not stopped:
                     info = self._save(request.session, request.save_as, overwrite=True).info
-                    generation = replace(generation, info=info)
+                    generation = generation._replace(info=info)
                 if stopped and undo is not None and target is self._sessions.live:
                     self._lineage.restore(undo[0])
                     target.become(undo[1], undo[2], undo[0], self._sessions.next_epoch())
-                    generation = replace(generation, epoch=target.epoch,
-                                         position=target.position)
+                    generation = generation._replace(epoch=target.epoch,
+                                                     position=target.position)
                 return generation
             finally:
                 if undo is not None:
@@ -168,9 +168,8 @@ class Answering:
                         counter=None if request.seed is None else 0, on_piece=listen,
                         control=control, between=listeners.between)
         except (Canceled, Preempted, DeadlineExceeded):
-            return replace(
-                self._nothing(request, control.cancelled or FinishReason.CANCELED, watch),
-                tokens_reused=reused if request.capsule else 0)
+            nothing = self._nothing(request, control.cancelled or FinishReason.CANCELED, watch)
+            return nothing._replace(tokens_reused=reused if request.capsule else 0)
         tokens = answer.token_ids if answer else ()
         self._counts['generations'] += 1
         self._counts['tokens_generated'] += len(tokens)

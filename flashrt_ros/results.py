@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 import time
+from typing import NamedTuple
 
 from flashrt_ros.capsule.capsule import CapsuleInfo
 from flashrt_ros.control import FinishReason
@@ -42,8 +43,7 @@ class GenerateRequest:
     rollback_on_cancel: bool = False
 
 
-@dataclass(frozen=True)
-class Generation:
+class Generation(NamedTuple):
     """The answer; times in seconds, ``time_to_first_token`` counts restore and prefill."""
 
     session: str
@@ -61,8 +61,7 @@ class Generation:
     info: CapsuleInfo | None = None
 
 
-@dataclass(frozen=True)
-class SessionInfo:
+class SessionInfo(NamedTuple):
     """A session: ``resident`` means live on the arena, ``busy`` that a generation runs on it."""
 
     name: str
@@ -73,8 +72,7 @@ class SessionInfo:
     resident: bool
 
 
-@dataclass(frozen=True)
-class AppendResult:
+class AppendResult(NamedTuple):
     """Answer of an append; ``elapsed`` in seconds."""
 
     tokens_prefilled: int
@@ -83,8 +81,7 @@ class AppendResult:
     elapsed: float
 
 
-@dataclass(frozen=True)
-class SaveResult:
+class SaveResult(NamedTuple):
     """
     Answer of a save; ``bytes_copied`` is what was not in pages yet, plus the fixed block.
 
@@ -97,8 +94,7 @@ class SaveResult:
     tokens_prefilled: int = 0
 
 
-@dataclass(frozen=True)
-class RestoreResult:
+class RestoreResult(NamedTuple):
     """Answer of a restore; ``info`` is None for a reset to the empty boundary."""
 
     info: CapsuleInfo | None
@@ -108,8 +104,7 @@ class RestoreResult:
     elapsed: float
 
 
-@dataclass(frozen=True)
-class ForkResult:
+class ForkResult(NamedTuple):
     """Answer of a fork: the capsule all branches grow from."""
 
     info: CapsuleInfo
@@ -118,8 +113,7 @@ class ForkResult:
     elapsed: float
 
 
-@dataclass(frozen=True)
-class RollbackResult:
+class RollbackResult(NamedTuple):
     """Answer of a rollback."""
 
     epoch: int

@@ -116,9 +116,8 @@ class Ring:
 
     def drop_above(self, position: int) -> None:
         """Drop the boundaries whose rows are about to be, or were, written."""
-        for kept in self.light():
-            if kept.position > position:
-                self.give_up(kept)
+        for kept in [k for k in (*self._kept, self.grid) if k and k.position > position]:
+            self.give_up(kept)
 
     def give_up(self, kept: Kept) -> None:
         """Give one boundary back to the pool."""

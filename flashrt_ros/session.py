@@ -93,9 +93,8 @@ class Session:
         self._save = save or lineage.save
         self._host = HostState()
         self._sampler: Sampler = (0.0, 0, 1.0, 0, 0)  # at the start of the last generation
-        # Of the generation under way, at its last boundary: tokens; turn, held text, detokenizer.
-        self._sampled = 0
-        self._said: tuple[str, str, dict | None] = ('assistant_open', '', None)
+        self._sampled = 0  # tokens of the generation under way, at its last boundary
+        self._saying: tuple[list[int], StopMatcher, Detokenizer]  # its ids and text
         self._same: Kept | None = None  # kept by the ring, with the bytes of the live fixed block
         self._begun: int | None = None  # inside a fold, an append or a replay: where it began
 
@@ -104,14 +103,14 @@ class Session:
     @property
     def host(self) -> HostState:
         """Host part of the present boundary, valid between any two steps."""
-        return self._with(*self._said) if self._sampled else self._host
-
-    def _with(self, turn: str, held: str, detokenizer: dict | None) -> HostState:
-        """Return the host part behind the tokens sampled since :attr:`_host`."""
-        host, schedule = self._host, self._host.schedule
-        if self._sampled:
-            schedule = schedule.sampled(self._sampler, self._sampled)
-        return HostState(schedule, host.turns, turn, host.role, detokenizer, held, host.tail)
+        host = self._host
+        if not self._sampled:
+            return host
+        ids, matcher, detokenizer = self._saying
+        return HostState(
+            host.schedule.sampled(self._sampler, self._sampled), host.turns,
+            'assistant_ended' if ids[self._sampled - 1] in self._eos else 'assistant_open',
+            host.role, detokenizer.state(), matcher.held, host.tail)
 
     @property
     def position(self) -> int:
@@ -252,8 +251,7 @@ class Session:
 
         self.ring.drop_above(start)
         block = self._mark(start)  # as it was: the settings below belong to this generation
-        self._host, self._sampled = host, 0
-        self._said = ('assistant_open', host.held, host.detokenizer)
+        self._host, self._sampled, self._saying = host, 0, (ids, matcher, detokenizer)
         if host.held:
             texts.append(matcher.push(host.held)[0])
         lookup: PromptLookup | None = None  # made behind the first token, which it would delay
@@ -281,9 +279,6 @@ class Session:
                         if not before:  # here before the token was
                             self._sampler = self._question.answer()
                         self._sampled = len(ids)
-                        self._said = (
-                            'assistant_ended' if ids[-1] in self._eos else 'assistant_open',
-                            matcher.held, detokenizer.state())
                         if lookup:
                             lookup.extend(ids[before:])
                         elif self._draft_tokens:
@@ -309,13 +304,16 @@ class Session:
     def _finish(self, matcher: StopMatcher, detokenizer: Detokenizer,
                 publish: Callable[[tuple[int, ...], str], None]) -> None:
         """Give held text out and commit the host part at the end of an answer."""
-        turn, rest = self._said[0], matcher.flush()
-        ended = turn == 'assistant_ended'
+        host = self.host
+        ended = self._sampled > 0 and host.turn == 'assistant_ended'
+        rest = matcher.flush()
         if ended:
             rest += detokenizer.flush()
         if rest:
             publish((), rest)
-        self._host = self._with(turn, '', None if ended else detokenizer.state())
+        self._host = HostState(
+            host.schedule, host.turns, 'assistant_ended' if ended else 'assistant_open', host.role,
+            None if ended else detokenizer.state(), '', host.tail)
         self._sampled = 0
 
     # -- rollback ---------------------------------------------------------------------------

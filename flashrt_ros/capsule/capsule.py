@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 import time
+from typing import NamedTuple
 
 from flashrt_ros.capsule.anonymous import Anonymous
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.pool import Frozen, Pages
 
 
-@dataclass(frozen=True)
-class CapsuleInfo:
+class CapsuleInfo(NamedTuple):
     """
     What is told about a capsule.
 
@@ -92,6 +92,6 @@ class Capsule:
     @property
     def tiers(self) -> tuple[str, ...]:
         """Where it is, the fastest first."""
-        return tuple(name for name, there in (
-            ('device', self.frozen is not None), ('host', self.on_host is not None),
-            ('disk', self.on_disk)) if there)
+        return (*(('device',) if self.frozen is not None else ()),
+                *(('host',) if self.on_host is not None else ()),
+                *(('disk',) if self.on_disk else ()))

@@ -55,7 +55,8 @@ class Lineage:
         self.trail: Pages = np.empty(0, dtype=np.int64)
         #: instead of the trail: another pool and the pages there, with a reference to each
         self.abroad: tuple[Pool, Pages] | None = None
-        self._guard = torch.zeros_like(arena.fixed)
+        self._fixed, self._blocks = wide(arena.fixed), wide(pool.blocks)
+        self._guard = torch.zeros_like(self._fixed)
         #: on a device: copies a block and rows by a table of pages, in one launch
         self.mover: Mover | None = None
 
@@ -76,7 +77,7 @@ class Lineage:
             if self.mover is not None:
                 copied = self.mover.move(block, fresh, shared, start, position, restore=False)
             else:
-                copied = self._copy_block(self.pool.blocks[block], arena.fixed)
+                copied = self._copy_block(self._blocks[block], self._fixed)
                 for row, place, count in runs(fresh, start, position):
                     faults.point('save.rows')
                     copied += self.pool.rows.copy_from(arena.rows, row, place, count)
@@ -94,7 +95,7 @@ class Lineage:
             uids[-1] = 0  # only as full as this boundary needs it: no page of that uid
         with Place(self.pool, (0, uids), lambda take: take()) as place:
             faults.point('save.block')
-            copied = self._copy_block(self.pool.blocks[place.block], self.arena.fixed)
+            copied = self._copy_block(self._blocks[place.block], self._fixed)
             for first, second, count in spans(np.flatnonzero(place.missing),
                                               place.pages[place.missing]):
                 faults.point('save.rows')
@@ -126,7 +127,8 @@ class Lineage:
                     faults.point('restore.rows')
                     copied += arena.rows.copy_from(pool.rows, place, row, count)
                 faults.point('restore.block')
-                copied += self._copy_block(arena.fixed, pool.blocks[frozen.block])
+                blocks = self._blocks if pool is self.pool else wide(pool.blocks)
+                copied += self._copy_block(self._fixed, blocks[frozen.block])
         except BaseException:
             arena.valid = False  # rows of the old state may be gone: refuse to go on from here
             raise
@@ -163,7 +165,7 @@ class Lineage:
         """Copy the fixed block into a pool block (a light boundary); return the block."""
         with self.pool.taking(0) as (block, _):
             faults.point('keep.block')
-            self._copy_block(self.pool.blocks[block], self.arena.fixed)
+            self._copy_block(self._blocks[block], self._fixed)
         return block
 
     def put_back(self, block: int, position: int | None = None) -> int:
@@ -176,7 +178,7 @@ class Lineage:
         """
         faults.point('back.block')
         self.arena.mirror = position
-        return self._copy_block(self.arena.fixed, self.pool.blocks[block])
+        return self._copy_block(self._fixed, self._blocks[block])
 
     @contextmanager
     def guard(self, block: int | None = None) -> Iterator[None]:
@@ -190,14 +192,14 @@ class Lineage:
         """
         arena, pool = self.arena, self.pool
         if block is None:
-            self._copy_block(self._guard, arena.fixed)
+            self._copy_block(self._guard, self._fixed)
         else:
             pool.hold_block(block)  # whoever kept it may give it up meanwhile
         position = arena.mirror
         try:
             yield
         except BaseException:
-            self._copy_block(arena.fixed, self._guard if block is None else pool.blocks[block])
+            self._copy_block(self._fixed, self._guard if block is None else self._blocks[block])
             arena.mirror = position
             raise
         finally:
@@ -227,8 +229,8 @@ class Lineage:
 
     @staticmethod
     def _copy_block(target: torch.Tensor, source: torch.Tensor) -> int:
-        wide(target).copy_(wide(source))
-        return target.numel()
+        target.copy_(source)
+        return target.nbytes
 
 
 def runs(pages: Pages, first: int, end: int,

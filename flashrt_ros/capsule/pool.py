@@ -105,6 +105,8 @@ class Ids:
         """Take places with one reference and a new uid each, or raise :class:`PoolFull`."""
         if wanted > self.available:
             raise PoolFull(self._full(wanted), self.what.split()[-1], wanted)
+        if not wanted:
+            return np.empty(0, np.int64)
         runs: list[np.ndarray] = []
         need = wanted
         while need:
@@ -120,7 +122,7 @@ class Ids:
                 del self._free[index]
             else:
                 self._free[index] = (start + used, length - used)
-        places = runs[0] if len(runs) == 1 else np.concatenate((*runs, np.empty(0, np.int64)))
+        places = runs[0] if len(runs) == 1 else np.concatenate(runs)
         self.references[places] = 1
         self.uids[places] = _uids.take(wanted)
         self.available -= wanted

@@ -54,6 +54,8 @@ class StopMatcher:
         """
         if self._matched is not None:
             return '', True, self._matched
+        if not self.stops:
+            return text, False, None
         text = self.held + text
         self.held = ''
         hits = [(at + len(stop), at, stop) for stop in self.stops if (at := text.find(stop)) >= 0]
