@@ -266,12 +266,16 @@ class FlashrtClient:
             capsule=capsule, session=session, **fields), timeout)
 
     def restore(self, capsule: str, session: str = '', *, seed: int | None = None,
-                on_busy: str = 'default', timeout: float | None = None
+                on_busy: str = 'default', expected_epoch: int = 0, timeout: float | None = None
                 ) -> srv.RestoreCapsule.Response:
-        """Make a capsule the state of a session."""
+        """
+        Make a capsule the state of a session.
+
+        :param expected_epoch: refuse where the session's epoch is another one; 0 for any.
+        """
         return self.call('restore_capsule', srv.RestoreCapsule.Request(
             capsule=capsule, session=session, reseed=seed is not None, seed=seed or 0,
-            on_busy=ON_BUSY[on_busy]), timeout)
+            on_busy=ON_BUSY[on_busy], expected_epoch=expected_epoch), timeout)
 
     def fork(self, sessions: Sequence[str], capsule: str = '', *, source_session: str = '',
              seeds: Sequence[int] = (), timeout: float | None = None) -> srv.ForkCapsule.Response:

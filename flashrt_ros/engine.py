@@ -244,18 +244,22 @@ class Engine:
             self.lineage.pool.release(full)
 
     def restore(self, session: str = DEFAULT_SESSION, capsule: str = '', *,
-                seed: int | None = None) -> RestoreResult:
+                seed: int | None = None, expected_epoch: int = 0) -> RestoreResult:
         """
         Make a capsule the boundary of a session (created on first use), and the session live.
 
         While another session generates, the session is only pointed at the capsule.
 
         :param seed: start another random sequence.
+        :param expected_epoch: refuse if the session was restored or rolled back since; 0 for any.
         :raises UnknownCapsule, Corrupt, Incompatible, Busy, Capacity: nothing has changed then.
+        :raises InvalidArgument, UnknownSession: it is in another epoch, or not there.
         """
         begin = time.monotonic()
         if seed is not None:
             Sampling(seed=seed)
+        if expected_epoch:
+            self.check_epoch(session, expected_epoch)
         self._sessions.check([session])
         found = self.store.find(capsule)
         self._sessions.check_idle(self._sessions.find(session), 'restore')

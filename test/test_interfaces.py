@@ -84,6 +84,7 @@ def test_constants(kind, constants):
                             'reseed': False, 'seed': 0, 'raw': False, 'on_busy': 0,
                             'on_cancel': 0}),
     (srv.Rollback.Request, {'max_replay': 2**32 - 1, 'expected_epoch': 0}),
+    (srv.RestoreCapsule.Request, {'expected_epoch': 0}),
     (srv.PinCapsule.Request, {'pin': True}),
     (srv.SaveCapsule.Request, {'overwrite': False, 'persist': False, 'align': False}),
     (srv.RestoreCapsule.Request, {'reseed': False, 'on_busy': 0}),

@@ -16,13 +16,15 @@ class RestoreCapsule(ServiceBehaviour):
     * :data:`~py_trees.common.Status.RUNNING`: the node works, or waits for the session (`on_busy`)
     * :data:`~py_trees.common.Status.SUCCESS`: every live byte is the one that was saved
     * :data:`~py_trees.common.Status.FAILURE`: the session is as it was (UNKNOWN_CAPSULE,
-      BUSY, ...), or no answer came (TIMEOUT)
+      BUSY, INVALID_ARGUMENT for another epoch, ...), or no answer came (TIMEOUT)
 
     An interruption does not take the restore back.
 
     Example::
 
         RestoreCapsule('Back in the kitchen', capsule='kitchen', on_busy='preempt')
+        RestoreCapsule('Unless somebody else did', capsule='kitchen',
+                       expected_epoch=FromBlackboard('answer.epoch'))
 
     Args:
         name: the behaviour's name
@@ -30,6 +32,7 @@ class RestoreCapsule(ServiceBehaviour):
         session: to restore into, '' for the default one; created on first use
         on_busy: 'reject' (the default), 'wait' or 'preempt', where the session is generating
         seed: give the sampler this seed; None continues its stream
+        expected_epoch: refuse where the session is in another epoch; 0 for any
         key: blackboard variable for the RestoreCapsule.Response
         server: full name of the flashrt node
         timeout: seconds for the whole call
@@ -38,11 +41,12 @@ class RestoreCapsule(ServiceBehaviour):
     service = 'restore_capsule'
 
     def __init__(self, name: str, *, capsule: str | FromBlackboard, session: str = '',
-                 on_busy: str = 'default', seed: int | None = None, key: str = 'restored',
+                 on_busy: str = 'default', seed: int | None = None,
+                 expected_epoch: int | FromBlackboard = 0, key: str = 'restored',
                  server: str = '/flashrt', timeout: float = 10.0) -> None:
         super().__init__(name, session=session, key=key, server=server, timeout=timeout,
                          capsule=capsule, on_busy=ON_BUSY[on_busy], reseed=seed is not None,
-                         seed=seed or 0)
+                         seed=seed or 0, expected_epoch=expected_epoch)
 
     def said(self, response: Any) -> str:
         """Return what is live now."""

@@ -36,7 +36,7 @@ class Speculate(ScriptedDecorator):
       (INVALID_ARGUMENT) where the session is in another epoch or at another position than at the
       fork: others have restored it, rolled it back or talked to it since, and that would be
       forgotten. ``overwrite`` commits all the same. The look and the restore are two requests, a
-      tick apart; what others do in between is not seen.
+      tick apart; another epoch in between refuses too, what is said in between is not seen.
     * The branch is closed at the end of each kind. An interruption (``terminate(INVALID)``)
       discards: the child's goals are cancelled, the branch is closed in the background. Only a
       commit that is on its way already may still happen.
@@ -159,7 +159,9 @@ class Speculate(ScriptedDecorator):
             self.connection.attend(mind.drop(save))
             return self._fail(failure, 'not committed')
         restore = yield from mind.ask('restore_capsule', srv.RestoreCapsule.Request(
-            session=session, capsule=save.response.info.name, on_busy=self.on_busy))
+            session=session, capsule=save.response.info.name, on_busy=self.on_busy,
+            # Others may act between the probe and this.
+            expected_epoch=0 if self.overwrite else probe.response.epoch))
         self.connection.attend(mind.drop(save))
         if restore.failed:
             return self._fail(restore.response, 'not committed')

@@ -39,6 +39,9 @@ CapsuleOption = Annotated[str, typer.Option(
     '--capsule', '-c', help='Capsule to start from.', autocompletion=complete_capsule)]
 SeedOption = Annotated[int | None, typer.Option(
     '--seed', min=0, help='Start another random sequence.')]
+EpochOption = Annotated[int, typer.Option(
+    '--expected-epoch', min=0, max=(1 << 64) - 1,
+    help='Refuse where the session is in another epoch; 0: any.')]
 ON_BUSY = typer.Option('--on-busy', help='default, reject, wait or preempt.')
 TIERS = {1: 'device', 2: 'host', 4: 'disk'}
 
@@ -81,14 +84,15 @@ def save(
 @app.command('restore')
 def restore(
     capsule: CapsuleArgument, session: SessionOption = '', seed: SeedOption = None,
-    on_busy: Annotated[str, ON_BUSY] = 'default',
+    on_busy: Annotated[str, ON_BUSY] = 'default', expected_epoch: EpochOption = 0,
     namespace: NamespaceOption = '', discovery: DiscoveryOption = 5.0,
     timeout: TimeoutOption = 10.0, as_json: JsonOption = False,
 ) -> int:
     """Make a capsule the state of a session."""
     _on_busy(on_busy)
     with connected(namespace, discovery, timeout) as client:
-        done = client.restore(capsule, session, seed=seed, on_busy=on_busy)
+        done = client.restore(capsule, session, seed=seed, on_busy=on_busy,
+                              expected_epoch=expected_epoch)
     return _say(done, as_json, f'restored {done.info.name}: {done.tokens_reused} tokens reused, '
                 f'{megabytes(done.bytes_copied)} copied, in {duration(plain(done.elapsed))}')
 
@@ -118,7 +122,7 @@ def rollback(
     tokens: Annotated[int | None, typer.Option(min=0, help='That many tokens back.')] = None,
     turns: Annotated[int | None, typer.Option(min=0, help='That many turns back.')] = None,
     session: SessionOption = '',
-    expected_epoch: Annotated[int, typer.Option(min=0, help='Refuse another epoch.')] = 0,
+    expected_epoch: EpochOption = 0,
     max_replay: Annotated[int | None, typer.Option(
         min=0, help='Refuse where more tokens had to be replayed.')] = None,
     namespace: NamespaceOption = '', discovery: DiscoveryOption = 5.0,

@@ -164,16 +164,24 @@ class Services:
         capsule = check_name(request.capsule)
         on_busy = choice('on_busy', request.on_busy, _ON_BUSY)
         seed = int(request.seed) if request.reseed else None
+        expected = int(request.expected_epoch)
         deadline = self._deadline(request.timeout)
-        await self._free(session, on_busy, deadline)
 
         def work(engine: Engine) -> Any:
             if runtime.worker.current_session == session:
                 raise Busy(f'Another goal began in session {session!r}: try again.')
-            return engine.restore(session, capsule, seed=seed)
+            return engine.restore(session, capsule, seed=seed, expected_epoch=expected)
 
-        # A rollback is no goal: it may run in this session, and is waited for.
-        restored = await self._call(runtime, work, deadline=deadline, session=session)
+        try:
+            if expected:  # before a goal is preempted for nothing
+                await self._call(runtime, lambda engine: engine.check_epoch(session, expected),
+                                 deadline=deadline)
+            await self._free(session, on_busy, deadline)
+            # A rollback is no goal: it may run in this session, and is waited for.
+            restored = await self._call(runtime, work, deadline=deadline, session=session)
+        except FlashrtError:
+            response.epoch = convert.unsigned(runtime.worker.place(session)[0])
+            raise
         response.info = convert.capsule_info(restored.info)
         response.epoch = convert.unsigned(restored.epoch)
         response.tokens_reused = convert.unsigned(restored.tokens_reused)

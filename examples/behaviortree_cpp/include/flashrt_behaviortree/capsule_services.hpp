@@ -103,6 +103,7 @@ public:
     bool preempt = false;
     getInput("preempt", preempt);
     request_->on_busy = preempt ? Service::Request::PREEMPT : Service::Request::DEFAULT;
+    getInput("expected_epoch", request_->expected_epoch);
     double timeout = 0.0;
     getInput("timeout", timeout);
     request_->timeout = seconds(timeout);
@@ -127,6 +128,7 @@ public:
         BT::InputPort<bool>("reseed", "Give the sampler the seed"),
         BT::InputPort<uint64_t>("seed", "Read only with reseed"),
         BT::InputPort<bool>("preempt", "End a goal that runs in the session"),
+        BT::InputPort<uint64_t>("expected_epoch", "Refuse in another epoch; 0: any"),
         BT::InputPort<double>("timeout", "Seconds; 0: the node's parameter"),
         BT::OutputPort<uint64_t>("tokens", "Position of the session now"),
         BT::OutputPort<uint64_t>("epoch", "New epoch of the session"),
