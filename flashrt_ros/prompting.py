@@ -39,8 +39,8 @@ class Prompting:
         :raises InvalidArgument: more than one source, ids out of range, malformed messages.
         """
         given = [name for name, there in (
-            ('prompt', bool(prompt)), ('messages', len(messages) > 0),
-            ('token_ids', len(token_ids) > 0)) if there]
+            ('prompt', prompt), ('messages', len(messages)), ('token_ids', len(token_ids)))
+            if there]
         if len(given) > 1:
             raise InvalidArgument(f'give one of prompt, messages and token_ids, not '
                                   f'{" and ".join(given)} together.')
@@ -60,10 +60,10 @@ class Prompting:
         return Turn(ids, state.value, role)
 
     def _checked(self, token_ids: Sequence[int]) -> list[int]:
-        ids = [int(token) for token in token_ids]
-        for token in ids:
-            if not 0 <= token < self._vocabulary:
-                raise InvalidArgument(f'token id {token} is outside [0, {self._vocabulary}).')
+        ids = list(map(int, token_ids))
+        if min(ids) < 0 or max(ids) >= self._vocabulary:
+            wrong = next(token for token in ids if not 0 <= token < self._vocabulary)
+            raise InvalidArgument(f'token id {wrong} is outside [0, {self._vocabulary}).')
         return ids
 
     def _known(self, ids: list[int]) -> list[int]:
