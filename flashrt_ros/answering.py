@@ -40,7 +40,7 @@ class Listeners:
 
 
 class _Checked(NamedTuple):
-    """What a request comes down to; nothing of it can be refused any more."""
+    """What a request comes down to, looked up and made once."""
 
     capsule: Capsule | None
     turn: Turn
