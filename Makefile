@@ -2,7 +2,7 @@
 #
 #   PYTHON=python3.12 make setup      another interpreter
 #   PIP_ARGS='...' make setup         more arguments for pip, such as an index with CPU wheels
-#   T='test/test_interfaces.py' make test    only some tests; any pytest arguments
+#   T='test/test_interfaces.py' make test    only some tests, in one process; any pytest arguments
 #   ROS=jazzy make test               on the wheels of another distribution, in .venv-jazzy
 
 SHELL := /bin/bash
@@ -73,7 +73,7 @@ test: setup  ## set up, then run the tests
 	@$(ENTER) $(DOMAIN) ROS_PYTHON_CHECK_FIELDS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
 	  PYTHONSAFEPATH=1 OMP_WAIT_POLICY=PASSIVE \
 	  $(PY) -P -m pytest --import-mode=importlib \
-	  -p pytest_timeout -p _hypothesis_pytestplugin $(if $(T),$(T),test)
+	  -p pytest_timeout -p _hypothesis_pytestplugin -p xdist.plugin $(if $(T),$(T),-n 2 test)
 
 verify: setup  ## prove the capsule contract on the embedded model and on random:tiny
 	@$(ENTER) $(VENV)/bin/flashrt-ros verify $(ARGS)

@@ -1,4 +1,4 @@
-"""Options of the whole suite, and fixtures of several files."""
+"""Options of the whole suite, shared fixtures, and what each of several processes runs."""
 
 import os
 import signal
@@ -18,6 +18,17 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     os.environ['FLASHRT_TEST_DEVICE'] = config.getoption('--device')
+
+    worker = os.environ.get('PYTEST_XDIST_WORKER')
+    if worker:  # one of several processes: its nodes hear and see those of no other
+        domain = int(os.environ.get('ROS_DOMAIN_ID', os.getpid()))
+        os.environ['ROS_DOMAIN_ID'] = str((domain - 1 + 50 * int(worker[2:])) % 100 + 1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from side_by_side import NodesApart
+    return NodesApart(config, log)
 
 
 @pytest.fixture
