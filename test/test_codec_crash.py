@@ -59,16 +59,18 @@ for start, line in enumerate(sys.stdin):
 
 
 def test_kill_9_at_ten_random_moments_leaves_the_old_capsule_whole(tmp_path):
+    """At ten or more: on a busy machine it takes some luck to hit both writes."""
     directory = tmp_path / 'capsules'
     tier = DiskTier(directory)
     tier.put(cases.image(MANIFEST, 500, seed=500, id='id500'), MANIFEST)
     wanted = {n: cases.image(MANIFEST, n, seed=n, id=f'id{n}') for n in (500, 1000)}
     moments = random.Random(24)
-    debris, seen = 0, set()
+    kills, debris, seen = 0, 0, set()
     command = [*script(ENDLESS_WRITER), str(tier.path('scene'))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                           text=True) as child:
-        for _ in range(10):
+        while kills < 10 or kills < 100 and (debris < 3 or len(seen) < 2):
+            kills += 1
             child.stdin.write('write\n')
             child.stdin.flush()
             pid = int(child.stdout.readline())
@@ -87,7 +89,7 @@ def test_kill_9_at_ten_random_moments_leaves_the_old_capsule_whole(tmp_path):
             assert os.listdir(directory) == ['scene.capsule']
         child.stdin.close()
     assert debris >= 3 and len(seen) == 2, 'the kills did not hit in the middle of writes'
-    print(f'{debris} of 10 kills left a temporary; positions seen {seen}')
+    print(f'{debris} of {kills} kills left a temporary; positions seen {seen}')
 
 
 STOPPED_WRITER = """

@@ -163,10 +163,10 @@ def test_a_push_costs_the_same_at_any_length():
     detokenizer, matcher = Detokenizer(text), StopMatcher(['\n\nUser:'])
     times = []
     for _ in range(2):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for token in b'abc \xe2\x82\xac' * 4000:
             matcher.push(detokenizer.push(token))
-        times.append(time.perf_counter() - begin)
+        times.append(time.thread_time() - begin)
     assert times[1] < 5 * times[0] and len(json.dumps(detokenizer.state())) < 100
 
 
