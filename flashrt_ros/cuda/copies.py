@@ -42,7 +42,6 @@ class Mover:
         if len(arena.rows.planes) > PLANES:
             raise Internal(f'rows of {len(arena.rows.planes)} sizes are more than the copy '
                            f'kernel takes ({PLANES})')
-        self._arena, self._pool = arena, pool
         self._table = table = _Table(plane_count=len(arena.rows.planes))
         for plane, live, kept in zip(table.planes, arena.rows.planes, pool.rows.planes,
                                      strict=False):
@@ -52,6 +51,10 @@ class Mover:
             plane.live_pitch, plane.pool_pitch = live.stride(0), kept.stride(0)
             plane.fields, plane.row_bytes = live.shape[0], live.shape[2]
         self._pages = np.ctypeslib.as_array(table.pages)
+        self._kept = arena, pool  # whose addresses these are
+        self._row_bytes = arena.manifest.row_bytes
+        self._live, self._fixed_bytes = arena.fixed.data_ptr(), arena.fixed.numel()
+        self._blocks, self._pitch = pool.blocks.data_ptr(), pool.blocks.stride(0)
         tools = Toolbox(arena.device, torch.bfloat16)
         self._launch = Launch(tools.kernel('copy.cu', 'move_boundary'),
                               (tools.multiprocessors * 4,), 512, (table,), chained=False)
@@ -65,12 +68,11 @@ class Mover:
         :param pages: pool pages of rows from ``first * PAGE`` on.
         :param restore: from the pool to the live state, else the other way.
         """
-        table, arena = self._table, self._arena
-        copied = arena.fixed.numel() + max(0, end - begin) * arena.manifest.row_bytes
-        kept = self._pool.blocks[block].data_ptr()
-        live = arena.fixed.data_ptr()
+        table = self._table
+        copied = self._fixed_bytes + max(0, end - begin) * self._row_bytes
+        live, kept = self._live, self._blocks + block * self._pitch
         table.fixed_to, table.fixed_from = (live, kept) if restore else (kept, live)
-        table.fixed_bytes = arena.fixed.numel()
+        table.fixed_bytes = self._fixed_bytes
         table.restore = restore
         while True:
             stop = min(end, (begin // PAGE + PAGES) * PAGE)

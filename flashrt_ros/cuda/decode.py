@@ -29,6 +29,7 @@ from flashrt_ros.models.layers.mlp import GatedMLP
 #: rows of a block of the attention in bfloat16, half as many in fp32: fixed, so that bits depend on
 #: the position only
 SPLIT = 128
+COLUMNS = 16  # of a head's state that a block of the delta rule has
 BLOCK = 4  # tokens of a block where shared memory has room for their inputs
 #: bytes of the product to come that are asked for while the memory would idle; from here on more
 #: gains nothing (`tools/gpu/check.py --sections ahead`)
@@ -250,7 +251,7 @@ class Decode:
             inner, self.x, mixed, NORMED, CONV,
             norm=weights.one_plus(f'{base}.input_layernorm.weight'), eps=layer.eps,
             window=f'layers.{layer.index}.conv', taps=parameters[f'{mixer}.conv1d.weight'])
-        columns = min(32, layer.value_dim)
+        columns = min(COLUMNS, layer.value_dim)
         kernel = self._kernel(
             'delta.cu', 'delta', HK=layer.key_heads, HV=layer.value_heads, DK=layer.key_dim,
             DV=layer.value_dim, DVS=columns)

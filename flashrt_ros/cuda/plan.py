@@ -77,6 +77,7 @@ class CudaGraphPlan:
             each.warm_up()
         torch.cuda.synchronize(device)
         self.graphs: dict[object, torch.cuda.CUDAGraph] = {}
+        self._next = -1  # where a step would follow the last one
         if not eager:
             self._capture()
 
@@ -130,7 +131,8 @@ class CudaGraphPlan:
         self.arena.will_write(position)
         self._expect('step')
         self.arena.mirror = position + 1
-        token = self._receive()
+        token = self._receive(first=position != self._next)
+        self._next = position + 1
         if emit is not None:
             emit(token)
         return token
@@ -190,9 +192,9 @@ class CudaGraphPlan:
         except RuntimeError as error:
             raise self._lost(error) from error
 
-    def _receive(self) -> int:
+    def _receive(self, first: bool = False) -> int:
         try:
-            return self.mail.receive()
+            return self.mail.receive(first)
         except RuntimeError as error:
             raise self._lost(error) from error
 

@@ -18,6 +18,16 @@ from flashrt_ros.arena import Arena, POSITION
 from flashrt_ros.cuda.decode import Decode, Weights
 from flashrt_ros.cuda.delta_rule import DeltaRule, Operands
 from flashrt_ros.cuda.driver import Launch, Toolbox
+from flashrt_ros.cuda.short_product import (
+    AHEAD,
+    MOST_PARTS,
+    ours,
+    PARTIAL,
+    queue,
+    SHORT,
+    STORE,
+    SWIGLU,
+)
 from flashrt_ros.models.layers.attention import GatedAttention
 from flashrt_ros.models.layers.delta_net import GatedDeltaNet
 from flashrt_ros.models.layers.mlp import GatedMLP
@@ -25,6 +35,7 @@ from flashrt_ros.plan import TOKENS
 
 SPLIT = 2048  # rows of keys a block attends to; fixed, so that bits depend on the position only
 SPLIT_SHORT = 512  # for short buckets, whose few query rows would leave the device idle
+SPLIT_SHORTEST = 256
 
 
 class Room:
@@ -75,7 +86,10 @@ def plan_room(room: Room, model, capacity: int, size: int) -> None:
             room.plan('marks', (splits, size, layer.heads, 2), torch.float32)
     room.plan('x', (size, hidden), torch.float32)
     room.plan('h', (size, hidden), dtype)
-    room.plan('y', (size, hidden), dtype)
+    if ours(model, size):
+        room.plan('parts', (MOST_PARTS, size, hidden), torch.float32)
+    else:
+        room.plan('y', (size, hidden), dtype)
     room.plan('mixed', (size, max(wide, 2 * mlp)), dtype)
     room.plan('joined', (size, max(joined, mlp)), dtype)
 
@@ -85,7 +99,7 @@ def _mlp_width(model) -> int:
 
 
 def _split(size: int) -> int:
-    return SPLIT if size > 128 else SPLIT_SHORT
+    return SPLIT if size > 128 else SPLIT_SHORT if size > SHORT else SPLIT_SHORTEST
 
 
 class Prefill:
@@ -107,8 +121,11 @@ class Prefill:
         plan_room(room, model, arena.capacity, size)
         x = room.take('x', size, config.hidden)
         self._h = room.take('h', size, config.hidden)
-        self._y = room.take('y', size, config.hidden)
-        self._x, self._pending = x, False
+        self._ours = ours(model, size)
+        self._y = room.take(*(('parts', MOST_PARTS) if self._ours else ('y',)), size, config.hidden)
+        self._x = x
+        #: what waits in y to be added to x: fp32 parts, 0 for one in the type of the model
+        self._waiting: int | None = None
         self._launch('chunk.cu', 'embed_rows', (size,), 256, (
             inbox, count, arena[POSITION], weights.table, x, arena[TOKENS]), **self._dense())
         for layer in model.layers:
@@ -120,6 +137,7 @@ class Prefill:
                 self._mlp(layer)
         self._norm(None, 0.0, None)
         self.ops.append(decode.head(None, rows=x, shift=count))
+        self._look_ahead()
 
     def run(self) -> None:
         """Queue the whole chunk."""
@@ -139,7 +157,21 @@ class Prefill:
         kernel = self.tools.kernel(source, name, **defines)
         self.ops.append(Launch(kernel, grid, block, args, shared))
 
-    def _product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+    def _product(self, x: Tensor, weight: Tensor, out: Tensor, epilogue: int = STORE) -> None:
+        if self._ours:
+            queue(self._launch, self.tools, weight, x, out, self.size, epilogue)
+        else:
+            self._library_product(x, weight, out)
+
+    def _residual(self, x: Tensor, weight: Tensor) -> None:
+        """Queue a product that the next norm adds to the residual stream."""
+        if self._ours:
+            self._waiting = queue(self._launch, self.tools, weight, x, self._y, self.size, PARTIAL)
+        else:
+            self._library_product(x, weight, self._y)
+            self._waiting = 0
+
+    def _library_product(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         turned = weight.t()
 
         def product() -> None:
@@ -148,11 +180,19 @@ class Prefill:
         self.ops.append(product)
         self._products.append(product)
 
+    def _look_ahead(self) -> None:
+        """Let each of our products ask for weights of the next one, which wait in L2 then."""
+        products = [op for op in self.ops
+                    if isinstance(op, Launch) and op.kernel.name == 'chunk_product']
+        for launch, after in zip(products, products[1:], strict=False):
+            launch.ask_ahead(after.args[0], AHEAD)
+
     def _norm(self, norm: Tensor | None, eps: float, out: Tensor | None) -> None:
         """Add what the last block left to the residual stream and norm it."""
+        parts = {'PARTS': self._waiting} if self._waiting else {}
         self._launch('chunk.cu', 'norm_rows', (self.size,), 256, (
-            self._x, self._y if self._pending else None, norm, float(eps), out), **self._dense())
-        self._pending = True
+            self._x, None if self._waiting is None else self._y, norm, float(eps), out),
+            **self._dense(), **parts)
 
     def _rule(self, layer: GatedDeltaNet) -> DeltaRule:
         return DeltaRule(layer, self.model.dtype, self.size, self.tools.shared)
@@ -178,7 +218,7 @@ class Prefill:
         self._launch('chunk.cu', 'gate_rows', (-(-heads // 8), size), 256, (
             read, mixed, self.count, parameters[f'{mixer}.norm.weight'], float(layer.eps), out),
             **rule.sizes)
-        self._product(out, weights.matrix(f'{mixer}.out_proj.weight'), self._y)
+        self._residual(out, weights.matrix(f'{mixer}.out_proj.weight'))
 
     def _attention(self, layer: GatedAttention) -> None:
         room, size, arena, weights = self.room, self.size, self.arena, self.weights
@@ -208,18 +248,22 @@ class Prefill:
         self._launch('chunk_attend.cu', 'attend_rows',
                      (-(-size * group // tile), layer.kv_heads, splits), block,
                      (q, k_rows, v_rows, self.count, position, partial, marks), shared, **sizes)
-        self._launch('chunk_attend.cu', 'join_rows', (layer.heads, size), 128, (
+        self._launch('chunk_attend.cu', 'join_rows', (layer.heads, size), max(32, dim // 2), (
             partial, marks, mixed, self.count, position, out), **sizes)
-        self._product(out, weights.matrix(f'{mixer}.o_proj.weight'), self._y)
+        self._residual(out, weights.matrix(f'{mixer}.o_proj.weight'))
 
     def _mlp(self, layer: GatedMLP) -> None:
         room, size, weights = self.room, self.size, self.weights
         base = f'model.layers.{layer.index}'
         width, vector = layer.intermediate, 16 // weights.table.element_size()
-        mixed = room.take('mixed', size, 2 * width)
         inner = room.take('joined', size, width)
         self._norm(weights.one_plus(f'{base}.post_attention_layernorm.weight'), layer.eps, self._h)
-        self._product(self._h, weights.matrix(f'{base}.mlp.in'), mixed)
-        self._launch('chunk.cu', 'swiglu_rows', (-(-width // (256 * vector)), size), 256,
-                     (mixed, inner), **self._dense())
-        self._product(inner, weights.matrix(f'{base}.mlp.down_proj.weight'), self._y)
+        stacked = weights.matrix(f'{base}.mlp.in')
+        if self._ours:
+            self._product(self._h, stacked, inner, SWIGLU)
+        else:
+            mixed = room.take('mixed', size, 2 * width)
+            self._product(self._h, stacked, mixed)
+            self._launch('chunk.cu', 'swiglu_rows', (-(-width // (256 * vector)), size), 256,
+                         (mixed, inner), **self._dense())
+        self._residual(inner, weights.matrix(f'{base}.mlp.down_proj.weight'))

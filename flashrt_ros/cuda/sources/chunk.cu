@@ -4,6 +4,11 @@
 // computed and never leaves: rows and windows are written for live tokens alone, and dead tokens
 // have zero key and zero decay, which leave the state exactly as it is.
 
+template <class Number> struct alignas(4 * sizeof(Number)) Four { Number of[4]; };
+
+DEVICE float number(float x) { return x; }
+DEVICE float number(u16 x) { return bf16_float(x); }
+
 #ifdef HIDDEN
 extern "C" __global__ void __launch_bounds__(256)
 embed_rows(const int* ids, const i64* count, const i64* position, const elem* table, float* x,
@@ -17,16 +22,29 @@ embed_rows(const int* ids, const i64* count, const i64* position, const elem* ta
     for (int i = threadIdx.x; i < HIDDEN; i += 256) x[(i64)t * HIDDEN + i] = to_float(row[i]);
 }
 
-// x += delta where there is one; out = rms_norm(x) * norm. One block a token, which it keeps.
+// x += delta where there is one; out = rms_norm(x) * norm. One block a token, which it keeps. PARTS:
+// delta is fp32, that many parts [PARTS][SIZE][HIDDEN] to add in order.
+#ifdef PARTS
+typedef float Delta;
+#else
+#define PARTS 1
+typedef elem Delta;
+#endif
+
 extern "C" __global__ void __launch_bounds__(256)
-norm_rows(float* __restrict__ x, const elem* __restrict__ delta, const float* __restrict__ norm,
+norm_rows(float* __restrict__ x, const Delta* __restrict__ delta, const float* __restrict__ norm,
           float eps, elem* __restrict__ out) {
     constexpr int EACH = (HIDDEN + 1023) / 1024;  // groups of four values of a thread
     __shared__ float sums[8];
     float* row = x + (i64)blockIdx.x * HIDDEN;
-    float4 y[EACH];
+    float4 y[EACH], factor[EACH];
     float sum = 0.0f;
     start_next();
+#pragma unroll
+    for (int e = 0; e < EACH; ++e) {
+        const int i = (e * 256 + threadIdx.x) * 4;
+        factor[e] = out && i < HIDDEN ? *(const float4*)(norm + i) : make_float4(0, 0, 0, 0);
+    }
     wait_inputs();
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
@@ -34,19 +52,23 @@ norm_rows(float* __restrict__ x, const elem* __restrict__ delta, const float* __
         y[e] = i < HIDDEN ? *(const float4*)(row + i) : make_float4(0, 0, 0, 0);
     }
     if (delta) {
-        const elem* more = delta + (i64)blockIdx.x * HIDDEN;
-        float d[EACH][4];
+        Four<Delta> d[PARTS][EACH];
 #pragma unroll
-        for (int e = 0; e < EACH; ++e)
+        for (int p = 0; p < PARTS; ++p)
 #pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int i = (e * 256 + threadIdx.x) * 4 + j;
-                d[e][j] = i < HIDDEN ? to_float(more[i]) : 0.0f;
+            for (int e = 0; e < EACH; ++e) {
+                const int i = (e * 256 + threadIdx.x) * 4;
+                const Delta* more = delta + ((i64)p * gridDim.x + blockIdx.x) * HIDDEN;
+                d[p][e] = i < HIDDEN ? *(const Four<Delta>*)(more + i) : Four<Delta>{};
             }
 #pragma unroll
         for (int e = 0; e < EACH; ++e) {
             const int i = (e * 256 + threadIdx.x) * 4;
-            y[e].x += d[e][0]; y[e].y += d[e][1]; y[e].z += d[e][2]; y[e].w += d[e][3];
+#pragma unroll
+            for (int p = 0; p < PARTS; ++p) {
+                y[e].x += number(d[p][e].of[0]); y[e].y += number(d[p][e].of[1]);
+                y[e].z += number(d[p][e].of[2]); y[e].w += number(d[p][e].of[3]);
+            }
             if (i < HIDDEN) *(float4*)(row + i) = y[e];
         }
     }
@@ -66,11 +88,10 @@ norm_rows(float* __restrict__ x, const elem* __restrict__ delta, const float* __
     for (int e = 0; e < EACH; ++e) {
         const int i = (e * 256 + threadIdx.x) * 4;
         if (i >= HIDDEN) continue;
-        const float4 f = *(const float4*)(norm + i);
-        to[i] = from_float(y[e].x * f.x * scale);
-        to[i + 1] = from_float(y[e].y * f.y * scale);
-        to[i + 2] = from_float(y[e].z * f.z * scale);
-        to[i + 3] = from_float(y[e].w * f.w * scale);
+        const float4 f = factor[e];
+        *(Four<elem>*)(to + i) = Four<elem>{{
+            from_float(y[e].x * f.x * scale), from_float(y[e].y * f.y * scale),
+            from_float(y[e].z * f.z * scale), from_float(y[e].w * f.w * scale)}};
     }
 }
 
@@ -268,8 +289,6 @@ delta_rows(const float* __restrict__ conv, const elem* __restrict__ mixed, const
         }
 }
 
-struct alignas(4 * sizeof(elem)) Four { elem of[4]; };
-
 // Gated norm: out[t][h] = rms_norm(x[t][h]) * norm * silu(z). One warp a head, 8 heads a block.
 extern "C" __global__ void __launch_bounds__(256)
 gate_rows(const float* __restrict__ x, const elem* __restrict__ mixed, const i64* count,
@@ -285,14 +304,14 @@ gate_rows(const float* __restrict__ x, const elem* __restrict__ mixed, const i64
     elem* to = out + (t * HV + head) * DV;
     const bool live = t < *count;  // what was never computed: keep the product behind it finite
     float4 y[EACH];
-    Four z[EACH];
+    Four<elem> z[EACH];
     float sum = 0.0f;
 #pragma unroll
     for (int e = 0; e < EACH; ++e) {
         const int d = e * 128 + lane * 4;
         const bool here = live && d < DV;
         y[e] = here ? *(const float4*)(row + d) : make_float4(0, 0, 0, 0);
-        z[e] = here ? *(const Four*)(gate + d) : Four{};
+        z[e] = here ? *(const Four<elem>*)(gate + d) : Four<elem>{};
         sum += y[e].x * y[e].x + y[e].y * y[e].y + y[e].z * y[e].z + y[e].w * y[e].w;
     }
     const float scale = rsqrtf(warp_sum(sum) / DV + eps);
@@ -302,10 +321,10 @@ gate_rows(const float* __restrict__ x, const elem* __restrict__ mixed, const i64
         if (d >= DV) continue;
         const float4 f = *(const float4*)(norm + d);
         const float v[4] = {y[e].x * f.x, y[e].y * f.y, y[e].z * f.z, y[e].w * f.w};
-        Four r;
+        Four<elem> r;
 #pragma unroll
         for (int i = 0; i < 4; ++i) r.of[i] = from_float(v[i] * scale * silu(to_float(z[e].of[i])));
-        *(Four*)(to + d) = r;
+        *(Four<elem>*)(to + d) = r;
     }
 }
 #endif

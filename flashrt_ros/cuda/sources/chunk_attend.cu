@@ -13,34 +13,53 @@
 extern "C" __global__ void __launch_bounds__(256)
 qk_rows(const elem* mixed, const i64* count, const i64* position, const float* qk_norm, float eps,
         const float* cosine, const float* sine, elem* q, elem* k_rows, elem* v_rows) {
+    constexpr int EACH = (D + 31) / 32, TURNED = (ROTARY + 31) / 32;  // values of a lane
     start_next();
-    wait_inputs();
     const int lane = threadIdx.x % 32, head = blockIdx.x * 8 + threadIdx.x / 32;
     const int t = blockIdx.y;
-    if (head >= HK * (GROUP + 1) || t >= *count) return;
-    const i64 at = *position + t;
+    const bool live = head < HK * (GROUP + 1) && t < *count;
+    const i64 at = live ? *position + t : 0;  // nothing in this fold has moved it yet
     const bool key = head >= HK * GROUP;
     const int kv = head - HK * GROUP;
     const elem* row = mixed + (i64)t * WIDTH;
     const elem* x = row + (key ? (2 * HK * GROUP + kv) * D : 2 * head * D);
-    const float* factor = qk_norm + head * D;
+    float factor[EACH], by[TURNED], across[TURNED], y[EACH], other[TURNED], sum = 0.0f;
+    auto partner = [](int d) { return d < ROTARY / 2 ? d + ROTARY / 2 : d - ROTARY / 2; };
+#pragma unroll
+    for (int i = 0; i < EACH; ++i)
+        factor[i] = live && lane + 32 * i < D ? qk_norm[head * D + lane + 32 * i] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < TURNED; ++i) {
+        const int d = lane + 32 * i;
+        const bool here = live && d < ROTARY;
+        by[i] = here ? cosine[at * ROTARY + d] : 0.0f;
+        across[i] = here ? sine[at * ROTARY + d] * qk_norm[head * D + partner(d)] : 0.0f;
+    }
+    wait_inputs();
+    if (!live) return;
+    elem value[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const int d = lane + 32 * i;
+        y[i] = d < D ? to_float(x[d]) : 0.0f;
+        value[i] = key && d < D ? row[(2 * HK * GROUP + HK + kv) * D + d] : from_float(0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < TURNED; ++i)
+        other[i] = lane + 32 * i < ROTARY ? to_float(x[partner(lane + 32 * i)]) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) sum = fmaf(y[i], y[i], sum);
+    const float scale = rsqrtf(warp_sum(sum) / D + eps);
     elem* out = key ? k_rows + (at * HK + kv) * D
                     : q + ((i64)(head / GROUP) * PACKED + t * GROUP + head % GROUP) * D;
-    float sum = 0.0f;
-    for (int d = lane; d < D; d += 32) sum = fmaf(to_float(x[d]), to_float(x[d]), sum);
-    const float scale = rsqrtf(warp_sum(sum) / D + eps);
-    for (int d = lane; d < D; d += 32) {
-        float y = to_float(x[d]) * factor[d] * scale;
-        if (d < ROTARY) {
-            const int other = d < ROTARY / 2 ? d + ROTARY / 2 : d - ROTARY / 2;
-            y = y * cosine[at * ROTARY + d] +
-                to_float(x[other]) * factor[other] * scale * sine[at * ROTARY + d];
-        }
-        out[d] = from_float(y);
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const int d = lane + 32 * i;
+        float z = y[i] * factor[i] * scale;
+        if (i < TURNED && d < ROTARY) z = z * by[i] + other[i] * scale * across[i];
+        if (d < D) out[d] = from_float(z);
+        if (key && d < D) v_rows[(at * HK + kv) * D + d] = value[i];
     }
-    if (key)
-        for (int d = lane; d < D; d += 32)
-            v_rows[(at * HK + kv) * D + d] = row[(2 * HK * GROUP + HK + kv) * D + d];
 }
 
 #if ELEMENT == 16
@@ -246,32 +265,59 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
 }
 #endif
 
-// Join the splits of every row and apply the output gate: out [SIZE][HK GROUP][D].
-extern "C" __global__ void __launch_bounds__(128)
+// Join the splits of every row and apply the output gate: out [SIZE][HK GROUP][D]. Shares of up to
+// JOINED splits are worked out by one warp, for all; two values of a head are a thread's.
+#define JOINED 256
+#define THREADS (D / 2 < 32 ? 32 : D / 2)
+
+extern "C" __global__ void __launch_bounds__(THREADS)
 join_rows(const float* partial, const float* marks, const elem* mixed, const i64* count,
           const i64* position, elem* out) {
+    __shared__ float shares[JOINED];
+    __shared__ float whole;
     start_next();
+    const int head = blockIdx.x, t = blockIdx.y, d = threadIdx.x * 2, lane = threadIdx.x % 32;
+    const int splits = (int)((*position + t) / SPLIT) + 1;  // nothing in this fold has moved it yet
+    const bool live = t < *count;
     wait_inputs();
-    const int head = blockIdx.x, t = blockIdx.y;
-    elem* to = out + ((i64)t * HK * GROUP + head) * D;
-    if (t >= *count) {  // never computed: keep the product behind it finite
-        for (int d = threadIdx.x; d < D; d += 128) to[d] = from_float(0.0f);
+    elem* to = out + ((i64)t * HK * GROUP + head) * D + d;
+    if (!live) {  // never computed: keep the product behind it finite
+        if (d < D) to[0] = to[1] = from_float(0.0f);
         return;
     }
-    const int splits = (int)((*position + t) / SPLIT) + 1;
     const i64 pitch = (i64)HK * PACKED;
     const i64 place = (i64)(head / GROUP) * PACKED + t * GROUP + head % GROUP;
+    const float2* mark = (const float2*)marks + place;  // the highest score, and the sum
     float top = -INFINITE, sum = 0.0f;
-    for (int s = 0; s < splits; ++s) top = fmaxf(top, marks[2 * (s * pitch + place)]);
-    for (int s = 0; s < splits; ++s)
-        sum = fmaf(marks[2 * (s * pitch + place) + 1],
-                   exp2f(marks[2 * (s * pitch + place)] - top), sum);
-    for (int d = threadIdx.x; d < D; d += 128) {
-        float y = 0.0f;
-        for (int s = 0; s < splits; ++s)
-            y = fmaf(partial[(s * pitch + place) * D + d],
-                     exp2f(marks[2 * (s * pitch + place)] - top), y);
-        const float gate = to_float(mixed[(i64)t * WIDTH + 2 * head * D + D + d]);
-        to[d] = from_float(y / sum * sigmoid(gate));
+    float2 y = make_float2(0.0f, 0.0f);
+    for (int s = lane; s < splits; s += 32) top = fmaxf(top, mark[s * pitch].x);
+    top = warp_max(top);
+    for (int base = 0; base < splits; base += JOINED) {
+        const int here = min(JOINED, splits - base);
+        __syncthreads();
+        if (threadIdx.x < 32) {
+            for (int s = lane; s < here; s += 32) {
+                const float2 each = mark[(base + s) * pitch];
+                const float share = exp2f(each.x - top);
+                shares[s] = share;
+                sum = fmaf(each.y, share, sum);
+            }
+            if (base + JOINED >= splits) {
+                const float all = warp_sum(sum);
+                if (lane == 0) whole = all;
+            }
+        }
+        __syncthreads();
+        if (d < D)
+#pragma unroll 8
+            for (int s = 0; s < here; ++s) {
+                const float2 x = *(const float2*)(partial + ((base + s) * pitch + place) * D + d);
+                y.x = fmaf(x.x, shares[s], y.x);
+                y.y = fmaf(x.y, shares[s], y.y);
+            }
     }
+    if (d >= D) return;
+    const elem* gate = mixed + (i64)t * WIDTH + 2 * head * D + D + d;
+    to[0] = from_float(y.x / whole * sigmoid(to_float(gate[0])));
+    to[1] = from_float(y.y / whole * sigmoid(to_float(gate[1])));
 }
