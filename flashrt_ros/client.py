@@ -37,8 +37,9 @@ from std_srvs.srv import Trigger
 from flashrt_ros import srv
 from flashrt_ros.action import Generate
 from flashrt_ros.errors import DeadlineExceeded, FlashrtError, NotActive
+from flashrt_ros.filling import fill, to_duration
 from flashrt_ros.msg import ChatMessage, Token
-from flashrt_ros.stream import ACTION_QOS, CALLS_QOS, error_of, Stream, to_duration
+from flashrt_ros.stream import ACTION_QOS, CALLS_QOS, error_of, Stream
 
 _SERVICES = {
     'save_capsule': srv.SaveCapsule, 'restore_capsule': srv.RestoreCapsule,
@@ -259,11 +260,13 @@ class FlashrtClient:
                 raise error
         return response
 
+    def _ask(self, service: str, timeout: float | None, **fields: Any) -> Any:
+        return self.call(service, fill(_SERVICES[service].Request, **fields), timeout)
+
     def save(self, capsule: str, session: str = '', *, timeout: float | None = None,
              **fields: Any) -> srv.SaveCapsule.Response:
         """Save a session; `fields` are those of SaveCapsule: overwrite, pin, persist, ..."""
-        return self.call('save_capsule', srv.SaveCapsule.Request(
-            capsule=capsule, session=session, **fields), timeout)
+        return self._ask('save_capsule', timeout, capsule=capsule, session=session, **fields)
 
     def restore(self, capsule: str, session: str = '', *, seed: int | None = None,
                 on_busy: str = 'default', expected_epoch: int = 0, timeout: float | None = None
@@ -273,16 +276,15 @@ class FlashrtClient:
 
         :param expected_epoch: refuse where the session's epoch is another one; 0 for any.
         """
-        return self.call('restore_capsule', srv.RestoreCapsule.Request(
-            capsule=capsule, session=session, reseed=seed is not None, seed=seed or 0,
-            on_busy=ON_BUSY[on_busy], expected_epoch=expected_epoch), timeout)
+        return self._ask(
+            'restore_capsule', timeout, capsule=capsule, session=session, reseed=seed is not None,
+            seed=seed or 0, on_busy=ON_BUSY[on_busy], expected_epoch=expected_epoch)
 
     def fork(self, sessions: Sequence[str], capsule: str = '', *, source_session: str = '',
              seeds: Sequence[int] = (), timeout: float | None = None) -> srv.ForkCapsule.Response:
         """Start sessions from a capsule, or from the live state of a session."""
-        return self.call('fork_capsule', srv.ForkCapsule.Request(
-            capsule=capsule, source_session=source_session, sessions=list(sessions),
-            seeds=list(seeds)), timeout)
+        return self._ask('fork_capsule', timeout, capsule=capsule, source_session=source_session,
+                         sessions=sessions, seeds=seeds)
 
     def rollback(self, *, position: int | None = None, tokens: int | None = None,
                  turns: int | None = None, session: str = '', timeout: float | None = None,
@@ -292,27 +294,26 @@ class FlashrtClient:
                  if value is not None]
         if len(given) != 1:
             raise TypeError('rollback() takes exactly one of position, tokens and turns')
-        return self.call('rollback', srv.Rollback.Request(
-            session=session, to=given[0][0], value=given[0][1], **fields), timeout)
+        return self._ask('rollback', timeout, session=session, to=given[0][0], value=given[0][1],
+                         **fields)
 
     def list(self, session: str = '', *, timeout: float | None = None) -> list[Any]:
         """Return the CapsuleInfo messages, sorted by name."""
-        return self.call('list_capsules', srv.ListCapsules.Request(session=session),
-                         timeout).capsules
+        return self._ask('list_capsules', timeout, session=session).capsules
 
     def drop(self, capsule: str, *, timeout: float | None = None) -> srv.DropCapsule.Response:
         """Drop a capsule and its file."""
-        return self.call('drop_capsule', srv.DropCapsule.Request(capsule=capsule), timeout)
+        return self._ask('drop_capsule', timeout, capsule=capsule)
 
     def pin(self, capsule: str, pin: bool = True, *, timeout: float | None = None
             ) -> srv.PinCapsule.Response:
         """Pin a capsule, or release it."""
-        return self.call('pin_capsule', srv.PinCapsule.Request(capsule=capsule, pin=pin), timeout)
+        return self._ask('pin_capsule', timeout, capsule=capsule, pin=pin)
 
     def close_session(self, session: str = '', *, timeout: float | None = None
                       ) -> srv.CloseSession.Response:
         """Close a session; its capsules stay."""
-        return self.call('close_session', srv.CloseSession.Request(session=session), timeout)
+        return self._ask('close_session', timeout, session=session)
 
     def reset(self, *, timeout: float | None = None) -> None:
         """Empty the default session."""
@@ -342,9 +343,9 @@ class FlashrtClient:
         """
         if not self.is_ready():
             self.wait_until_ready(self.timeout)
-        goal = Generate.Goal(
-            prompt=prompt, messages=[ChatMessage(role=role, content=content)
-                                     for role, content in messages],
+        goal = fill(
+            Generate.Goal, prompt=prompt,
+            messages=[fill(ChatMessage, role=role, content=content) for role, content in messages],
             reseed=seed is not None, seed=seed or 0, on_busy=ON_BUSY[on_busy],
             timeout=to_duration(timeout), **fields)
         return Stream(self, goal, on_token)

@@ -14,7 +14,6 @@ from typing import Any, TYPE_CHECKING
 import uuid
 
 from action_msgs.msg import GoalStatus
-from builtin_interfaces.msg import Duration
 from rclpy.qos import DurabilityPolicy, HistoryPolicy, QoSProfile, ReliabilityPolicy
 from rclpy.task import Future
 from std_srvs.srv import Trigger
@@ -54,12 +53,6 @@ def error_of(response: Any) -> FlashrtError | None:
         error = _CODES.get(response.error_code, Internal)(response.error_msg)
     error.response = response  # type: ignore[attr-defined]
     return error
-
-
-def to_duration(seconds: float) -> Duration:
-    """Return a duration message."""
-    whole = int(seconds)
-    return Duration(sec=whole, nanosec=min(int((seconds - whole) * 1e9), 999_999_999))
 
 
 class Stream:

@@ -12,6 +12,7 @@ from flashrt_ros.action import Generate as Action
 from flashrt_ros.behaviours.binding import Bound, FromBlackboard
 from flashrt_ros.behaviours.call import describe
 from flashrt_ros.client import Stream
+from flashrt_ros.errors import InvalidArgument
 from flashrt_ros.msg import ErrorCode
 
 _GONE = 2.0       # seconds without the action server before it is believed to be gone
@@ -126,10 +127,11 @@ class Generate(Bound):
         try:
             fields = {name: self.value(value) for name, value in self.fields.items()}
             self.stream = self.connection.generate(session, timeout=self.timeout, **fields)
-        except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, InvalidArgument) as error:
+            why = str(error).rstrip('.')
             return self._end(Action.Result(
                 error_code=ErrorCode.INVALID_ARGUMENT,
-                error_msg=f'The goal of {self.name!r} cannot be filled: {error}.'))
+                error_msg=f'The goal of {self.name!r} cannot be filled: {why}.'))
         self._seen = time.monotonic()
         self._deadline = self._seen + self.timeout + _GRACE if self.timeout else None
         self.feedback_message = 'sent'

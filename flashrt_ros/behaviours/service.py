@@ -8,6 +8,8 @@ from py_trees.common import Status
 
 from flashrt_ros.behaviours.binding import Bound
 from flashrt_ros.behaviours.call import Call, describe, SERVICES
+from flashrt_ros.errors import InvalidArgument
+from flashrt_ros.filling import fill
 from flashrt_ros.msg import ErrorCode
 
 
@@ -44,8 +46,8 @@ class ServiceBehaviour(Bound):
 
     def request(self) -> Any:
         """Return the request, with what is on the blackboard now."""
-        return SERVICES[self.service].Request(
-            **{name: self.value(value) for name, value in self.fields.items()})
+        return fill(SERVICES[self.service].Request,
+                    **{name: self.value(value) for name, value in self.fields.items()})
 
     def said(self, response: Any) -> str:
         """Return the feedback message for a response without a code."""
@@ -66,10 +68,11 @@ class ServiceBehaviour(Bound):
             try:
                 request = self.request()
                 self.address(request, session)
-            except (KeyError, TypeError, ValueError, AssertionError) as error:
+            except (KeyError, TypeError, ValueError, InvalidArgument) as error:
+                why = str(error).rstrip('.')
                 return self._end(SERVICES[self.service].Response(
                     error_code=ErrorCode.INVALID_ARGUMENT,
-                    error_msg=f'The request of {self.name!r} cannot be filled: {error}.'))
+                    error_msg=f'The request of {self.name!r} cannot be filled: {why}.'))
             self._call = Call(self.connection, self.service, request, self.timeout)
         if not self._call.poll():
             self.feedback_message = self.service
