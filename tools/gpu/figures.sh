@@ -31,9 +31,10 @@ cli() { # name, seconds, arguments...
   run "$name" "$limit" "$PYTHON" -m flashrt_ros.cli.main "$@" --device cuda --json
 }
 tests() {
-  "$PYTHON" -m pytest -q "${@:2}" --device cuda test/test_cuda_device.py test/test_planted_faults*.py \
-    test/test_engine_*.py test/test_lineage.py test/test_cases_files.py test/test_cases_state.py \
-    test/test_store_{tiers,parked,disk,ring,accounts}.py > "$OUT/$1.txt" 2>&1
+  "$PYTHON" -m pytest -q "${@:2}" --device cuda test/test_cuda_device.py test/test_cuda_tiers.py \
+    test/test_planted_faults*.py test/test_engine_*.py test/test_lineage.py \
+    test/test_cases_files.py test/test_cases_state.py test/test_sampling.py \
+    test/test_store_{accounts,disk,parked,ring,tiers}.py > "$OUT/$1.txt" 2>&1
   echo "$1: exit $?" | tee -a "$OUT/log"
 }
 
