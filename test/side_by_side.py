@@ -2,17 +2,18 @@
 
 from xdist.scheduler import LoadScopeScheduling
 
-# Files whose tests talk to nodes over DDS, by how they begin.
-NODES = ('test_behaviours_', 'test_cli_bench_ros', 'test_cli_call', 'test_cli_demo',
-         'test_config_examples', 'test_node_', 'test_soak_')
+# Files whose tests expect something of nodes in time, by how they begin. Those that drive a node
+# through the command line have time, and run anywhere: test_cli_call.py, test_cli_demo.py.
+NODES = ('test_behaviours_', 'test_cli_bench_ros', 'test_config_examples', 'test_node_',
+         'test_soak_')
 
 
 class NodesApart(LoadScopeScheduling):
     """
-    Whole files, longest file first; all that start nodes as if they were one file.
+    Whole files, those with most tests first; all of NODES as if they were one file.
 
-    So one process has all nodes, and no two tests that wait for an answer of theirs wait at a time:
-    each has a core for its node as if the tests ran alone.
+    So these run one after another in one process, as they would without a second one, which takes
+    about a core meanwhile.
     """
 
     def _split_scope(self, nodeid: str) -> str:
