@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 import gc
 import json
+from pathlib import Path
+import tempfile
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +22,7 @@ from flashrt_ros.cli.opening import (
     SeedOption,
     ThreadsOption,
 )
+from flashrt_ros.errors import Storage
 
 app = typer.Typer(no_args_is_help=True, help='Measure, and say under which conditions.')
 
@@ -133,12 +136,9 @@ def store(
     as_json: JsonOption = False,
 ) -> int:
     """Save and restore through each tier, beside memcpy, host copy, plain write and read."""
-    from pathlib import Path
-    import tempfile
-
     from flashrt_ros.cli.benchmarks import store as measure
     positions = _numbers(position, '--position', 1)
-    with tempfile.TemporaryDirectory(dir=directory or None) as place:
+    with _folder(directory) as place:
         context = _context(max(positions))
         host = _pool(pool_mib, model, dtype, device, context, 2 * context, blocks=8)
         engine = open_engine(
@@ -230,6 +230,14 @@ def ros(
     """What ROS costs: round trips, the way of a token, publishing; a bare peer beside each."""
     from flashrt_ros.cli.benchmarks import ros_report
     return ros_report.report(model, device, threads, seed, quick, as_json)
+
+
+def _folder(directory: str) -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(dir=directory or None)
+    except (OSError, ValueError) as error:
+        raise Storage(f'{directory!r} cannot hold the files of the disk tier ({error}); name '
+                      'another --directory.') from error
 
 
 def _oracle(engine: Any, wanted: bool) -> tuple[Any, str]:

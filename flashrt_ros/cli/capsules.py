@@ -30,13 +30,21 @@ def open_directory(directory: str, create: bool = False) -> DiskTier:
     Open the directory that a command was given, or the default one.
 
     :param create: a directory that is not there will be made by whoever writes first.
-    :raises Storage: a directory that was named is none.
+    :raises Storage: a directory that was named is none, or cannot be looked at.
     """
+    from flashrt_ros.capsule.remote import is_url
     from flashrt_ros.capsule.tiers import DiskTier
-    path = Path(directory).expanduser() if directory else default_directory()
-    if directory and not create and not path.is_dir():
-        raise Storage(f'{os.fspath(path)!r} is no directory; name one with --directory, or let a '
-                      'node save a capsule first.')
+    if is_url(directory):
+        raise Storage(f'{directory!r} is a URL, and --directory is a place on this machine; '
+                      '`flashrt-ros capsule import` fetches a file from a URL.')
+    try:
+        path = Path(directory).expanduser() if directory else default_directory()
+        if directory and not create and not path.is_dir():
+            raise Storage(f'{os.fspath(path)!r} is no directory; name one with --directory, or '
+                          'let a node save a capsule first.')
+    except (OSError, RuntimeError, ValueError) as error:  # no permission, too long, ~nobody
+        raise Storage(f'{directory or os.environ.get("FLASHRT_CAPSULES", "")!r} cannot be used as '
+                      f'a directory ({error}); name another one with --directory.') from error
     return DiskTier(path)
 
 

@@ -13,6 +13,7 @@ import typer
 
 from flashrt_ros.cli import exits, output
 from flashrt_ros.cli.opening import JsonOption, ModelOption
+from flashrt_ros.errors import Storage
 
 
 def demo(
@@ -39,6 +40,12 @@ def demo(
     from flashrt_ros.cli.show.scenes import load
     from flashrt_ros.cli.show.screen import open_screen
     chosen = load(scene)
+    if keep_log:
+        try:
+            Path(keep_log).open('ab').close()  # before the run, not after it
+        except (OSError, ValueError) as reason:
+            raise Storage(f'{keep_log!r} cannot be written ({reason}); name another file with '
+                          '--keep-log.') from reason
     number = os.getpid() % 100 + 1 if domain is None else domain
     environment = private_environment(number)
     os.environ.update({key: environment[key] for key in (

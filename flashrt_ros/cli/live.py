@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 import contextlib
 import os
+import re
 import time
 from typing import Annotated, Any, TYPE_CHECKING
 
 import typer
 
 from flashrt_ros.cli import output
-from flashrt_ros.errors import DeadlineExceeded, NotActive
+from flashrt_ros.errors import DeadlineExceeded, InvalidName, NotActive
 
 if TYPE_CHECKING:
     from flashrt_ros.client import FlashrtClient
@@ -25,9 +26,21 @@ TimeoutOption = Annotated[float, typer.Option(
     '--timeout', min=0.1, help='Seconds until it has to answer.')]
 
 
+_NAMESPACE = re.compile(r'[A-Za-z_][A-Za-z0-9_]*(/[A-Za-z_][A-Za-z0-9_]*)*')
+_LONGEST = 200  # characters; the name of a topic may have 255
+
+
 def full_name(namespace: str) -> str:
-    """Return the full name of the node in a namespace."""
+    """
+    Return the full name of the node in a namespace.
+
+    :raises InvalidName: it is no namespace of ROS.
+    """
     inner = namespace.strip('/')
+    if inner and (_NAMESPACE.fullmatch(inner) is None or len(inner) > _LONGEST):
+        raise InvalidName(f'{ascii(namespace)[:80]} is no namespace: that is names of letters, '
+                          'digits and _, none beginning with a digit, with / between them, such '
+                          f'as /robot1 or /site/robot1, of at most {_LONGEST} characters.')
     return f'/{inner}/flashrt' if inner else '/flashrt'
 
 
@@ -49,7 +62,8 @@ def ros_node(purpose: str) -> Iterator[Any]:
             f'this command needs ROS 2 and the interfaces of this package ({error}). Source '
             'setup.bash of your workspace; `flashrt-ros doctor` tells more.') from error
     # Ctrl-C stays Python's: with rclpy's handlers the context is gone before anything can end.
-    rclpy.init(signal_handler_options=SignalHandlerOptions.NO)
+    # Without the command line: that is ours, and what is no UTF-8 in it would end here.
+    rclpy.init(args=[], signal_handler_options=SignalHandlerOptions.NO)
     set_logger_level('rcl', LoggingSeverity.ERROR)
     node = rclpy.create_node(f'flashrt_{purpose}_{os.getpid()}', enable_rosout=False,
                              start_parameter_services=False)
@@ -68,9 +82,9 @@ def connected(namespace: str, discovery: float, timeout: float) -> Iterator[Flas
     :raises NotActive: it is not found; the message names the nodes that are.
     :raises DeadlineExceeded: it is found and does not answer.
     """
+    name = full_name(namespace)
     with ros_node('call') as node:
         from flashrt_ros.client import FlashrtClient
-        name = full_name(namespace)
         client = FlashrtClient(node, name, timeout=timeout)
         try:
             try:

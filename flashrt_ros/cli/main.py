@@ -51,6 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     as_json = output.wants_json(arguments)
     output.start_logging()
+    output.tolerate_odd_names()
     with output.stdout_for_json(as_json):
         try:
             command = typer.main.get_command(app)
@@ -74,10 +75,16 @@ def main(arguments: list[str] | None = None) -> int:
             if hasattr(error, 'exit_code') and hasattr(error, 'show'):
                 error.show()
                 if as_json:
-                    output.emit({'error': {'code': 'USAGE', 'message': str(error)}})
+                    output.emit({'error': {'code': 'USAGE', 'message': _usage(error)}})
                 return int(error.exit_code)
             traceback.print_exc()
             return _refuse(as_json, exits.BUG, 'INTERNAL', f'{type(error).__name__}: {error}')
+
+
+def _usage(error: Exception) -> str:
+    """Return what is wrong with a command line, and with which option."""
+    whole = getattr(error, 'format_message', None)
+    return whole() if whole is not None else str(error)
 
 
 def _refuse(as_json: bool, status: int, code: str, message: str) -> int:

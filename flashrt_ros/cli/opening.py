@@ -23,7 +23,8 @@ ThreadsOption = Annotated[int, typer.Option(
     '--threads', min=0, help="Compute threads; 0 leaves torch's setting.")]
 JsonOption = Annotated[bool, typer.Option(
     '--json', help='Print exactly one JSON document on stdout.')]
-SeedOption = Annotated[int, typer.Option('--seed', min=0, help='Seed of the random token ids.')]
+SeedOption = Annotated[int, typer.Option(
+    '--seed', min=0, max=(1 << 63) - 1, help='Seed of the random token ids.')]
 
 
 def default_directory() -> Path:

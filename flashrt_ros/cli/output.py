@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import io
 import json
 import logging
 import os
@@ -62,7 +63,7 @@ def emit(document: Any) -> None:
     if _document is None:  # called without main(), as tests do
         sys.stdout.write(text)
         return
-    data = text.encode()
+    data = text.encode(errors='backslashreplace')  # what is no UTF-8, as an escape of JSON
     while data:
         data = data[os.write(_document, data):]
 
@@ -84,6 +85,12 @@ def people() -> Console:
     columns = os.environ.get('COLUMNS', '')
     wanted = int(columns) if columns.isascii() and columns.isdigit() else 0
     return Console(highlight=False, width=wanted or WIDTH)
+
+
+def tolerate_odd_names() -> None:
+    """Let stdout show what is no UTF-8, such as a name of a file, as an escape."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors='backslashreplace')
 
 
 def log(message: str) -> None:

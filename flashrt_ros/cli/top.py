@@ -209,9 +209,10 @@ def top(
     Diagnostics are read from /diagnostics and from that of the namespace, which robots.launch.py
     gives each robot.
     """
+    name = full_name(namespace)
     with ros_node('top') as node:
         import rclpy
-        view = View(full_name(namespace))
+        view = View(name)
         view.listen(node)
         if once or as_json:
             _hear(node, view, discovery)

@@ -98,7 +98,12 @@ class Checkpoint:
         if not directory.is_dir():
             raise Storage(f'{directory} is no directory; give a directory with config.json and '
                           '*.safetensors')
-        if not (directory / 'config.json').is_file():
+        try:
+            there = (directory / 'config.json').is_file()
+        except OSError as error:  # a directory that may not be searched
+            raise Storage(f'cannot look into {directory}: {error.strerror}; check its '
+                          'permissions') from error
+        if not there:
             raise Storage(f'{directory} holds no config.json; give the directory of a Hugging '
                           'Face checkpoint')
         outer = read_json(directory / 'config.json')

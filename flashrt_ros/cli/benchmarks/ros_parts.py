@@ -15,6 +15,8 @@ import sys
 import time
 from typing import Any
 
+from flashrt_ros.errors import FlashrtError
+
 TRIGGER, STRING = 'plain_trigger', 'plain_string'
 CALLS = ('list', 'save', 'restore', 'trigger')
 
@@ -293,7 +295,11 @@ def main() -> int:
     wanted, _ = parser.parse_known_args()
     roles = {'node': node, 'engine': engine, 'plain': plain, 'talker': talker, 'caller': caller,
              'leaver': leave_alone}
-    return roles[wanted.role](wanted) or 0
+    try:
+        return roles[wanted.role](wanted) or 0
+    except FlashrtError as error:  # of the model, say: whoever measures tells it
+        answer({'refused': error.code, 'why': str(error)})
+        return 1
 
 
 if __name__ == '__main__':

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from typing import Any
 
+from flashrt_ros.errors import BY_CODE, Internal
+
 
 class Part:
     """One of the processes; it answers each command with one line."""
@@ -36,7 +38,10 @@ class Part:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith('@'):
-                return json.loads(line[1:])
+                heard = json.loads(line[1:])
+                if isinstance(heard, dict) and 'refused' in heard:
+                    raise BY_CODE.get(heard['refused'], Internal)(heard['why'])
+                return heard
         raise RuntimeError(f'{self.log.stem} ended early: '
                            f'{self.log.read_text(errors="replace")[-1500:]}')
 
@@ -56,3 +61,5 @@ class Part:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()

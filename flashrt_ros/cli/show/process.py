@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+import re
 import signal
 import subprocess
 import sys
+
+from flashrt_ros.errors import BY_CODE, FlashrtError, Internal
 
 
 class NodeProcess:
@@ -61,6 +64,11 @@ class NodeProcess:
     def running(self) -> bool:
         """Tell whether the process is there."""
         return self.process is not None and self.process.poll() is None
+
+    def refusal(self) -> FlashrtError | None:
+        """Return why the node could not configure itself, which it tells in its log; or None."""
+        found = re.search(r'configure failed, ([A-Z_]+): (.+)', self.tail(200))
+        return BY_CODE.get(found[1], Internal)(found[2]) if found else None
 
     def tail(self, lines: int = 12) -> str:
         """Return the last lines of the log."""

@@ -112,6 +112,9 @@ class Story:
                 self.client.wait_until_active(min(2.0, max(0.1, deadline - time.monotonic())))
                 return
             except (DeadlineExceeded, NotActive):
+                refusal = self.node.refusal()
+                if refusal is not None:  # it stays unconfigured, however long one waits
+                    raise refusal from None
                 if time.monotonic() > deadline or not self.node.running:
                     raise
 
