@@ -134,7 +134,8 @@ def soak(wanted: argparse.Namespace, folder: Path) -> dict[str, Any]:
     process = NodeProcess(
         {'autostart': True, 'model.path': wanted.model, 'model.threads': 1, 'sessions.max': 32,
          'context.max_tokens': CONTEXT, 'capsules.device_bytes': POOL, 'timeouts.service': 30.0,
-         'capsules.directory': str(folder / 'capsules')},
+         'capsules.directory': str(folder / 'capsules'),
+         'stream.depth': 4096},  # a busy machine drops nothing, so that every gap is a fault
         NAMESPACE, environment, folder / 'node.log')
     process.start()
     try:
