@@ -7,14 +7,18 @@ tiny, its grid is 64, and every test has its own, because a planted fault may ru
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from types import SimpleNamespace
 
-from fault_cases import FAULTS, labels
+from fault_cases import FAULTS
+from planting import assert_caught, Fault, Plant, unfit
 import pytest
 
+from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.cli import checks
 from flashrt_ros.engine import Engine, EngineConfig
+from flashrt_ros.session import Session
 
 MODEL = 'random:tiny'
 
@@ -38,12 +42,98 @@ def test_passes_without_a_fault(bench, name):
     assert check.applicable and check.figure is not None and check.unit
 
 
-@pytest.mark.parametrize(('name', 'plant'), FAULTS, ids=labels(FAULTS))
-def test_a_planted_fault_is_caught(bench, monkeypatch, name, plant):
-    plant(monkeypatch, bench.engine)
-    check = checks.run_one(name, bench.engine, bench.sizes)
-    assert not check.passed, check
+@pytest.mark.parametrize('fault', FAULTS, ids=lambda fault: fault.label)
+def test_a_planted_fault_is_caught(bench, monkeypatch, fault):
+    plant = Plant(monkeypatch, bench.engine)
+    fault.plant(plant)
+    assert_caught(fault, plant, checks.run_one(fault.check, bench.engine, bench.sizes))
 
 
-def test_every_check_has_a_planted_fault():
-    assert {name for name, _ in FAULTS} == set(checks.CHECKS)
+def test_every_check_has_a_planted_fault_and_none_is_planted_twice():
+    assert {fault.check for fault in FAULTS} == set(checks.CHECKS)
+    labels = [fault.label for fault in FAULTS]
+    assert len(set(labels)) == len(labels)
+
+
+# -- the harness itself: none of these may count as caught ----------------------------------------
+
+
+def outdated(plant):
+    @plant.around(Lineage, 'restore')
+    def restore(whole, self, frozen):
+        return whole(self, frozen)
+
+
+def of_another_default(plant):
+    @plant.around(Session, 'append')
+    def append(whole, self, ids, turn, role='user', control=None, aside=None):
+        return whole(self, ids, turn, role, control, aside)
+
+
+@pytest.mark.parametrize('plant_it', [outdated, of_another_default])
+def test_a_plant_must_take_what_the_original_takes(monkeypatch, plant_it):
+    before = Lineage.restore, Session.append
+    with pytest.raises(TypeError, match='planted in place of'):
+        plant_it(Plant(monkeypatch, None))
+    assert before == (Lineage.restore, Session.append)
+
+
+def breaks_itself(plant):
+    @plant.around(Lineage, 'restore')
+    def restore(whole, self, *rest, **named):
+        return self.no_such_thing
+
+
+def calls_the_original_wrongly(plant):
+    @plant.around(Lineage, 'restore')
+    def restore(whole, self, *rest, **named):
+        return whole(self, *rest, nonsense=1, **named)
+
+
+def is_never_called(plant):
+    @plant.around(Session, 'changed')
+    def changed(whole, self):
+        raise AssertionError
+
+
+def makes_others_fail(plant):
+    @plant.around(Lineage, 'save')
+    def save(whole, self):
+        whole(self)
+        return None, 0
+
+
+def is_harmless(plant):
+    @plant.around(Lineage, 'restore')
+    def restore(whole, self, *rest, **named):
+        return whole(self, *rest, **named)
+
+
+@pytest.mark.parametrize(('plant_it', 'why'), [
+    (breaks_itself, 'plant itself failed.*no_such_thing'),
+    (calls_the_original_wrongly, 'plant itself failed.*nonsense'),
+    (is_never_called, 'not all was planted'),
+    (makes_others_fail, 'byte_exact found nothing: AttributeError'),
+    (is_harmless, 'passed=True')])
+def test_a_check_that_fails_for_another_reason_has_not_caught_a_fault(
+        bench, monkeypatch, plant_it, why):
+    fault, plant = Fault('byte_exact', plant_it), Plant(monkeypatch, bench.engine)
+    plant_it(plant)
+    check = checks.run_one('byte_exact', bench.engine, bench.sizes)
+    monkeypatch.undo()
+    with pytest.raises(AssertionError, match=why):
+        assert_caught(fault, plant, check)
+
+
+def test_forms_that_fit_and_forms_that_do_not():
+    def original(a, b=1, *, c=2):
+        """Stand for a function of the package."""
+
+    form = inspect.signature(original)
+    for fits in (lambda whole, a, b=1, *, c=2: 0, lambda whole, a, *rest, **named: 0,
+                 lambda whole, *rest, **named: 0, lambda whole, a, b=1, *rest, **named: 0):
+        assert not unfit(form, inspect.signature(fits))
+    for wrong in (lambda whole, a, b=1: 0, lambda whole, a, *rest: 0, lambda whole, x, *r, **n: 0,
+                  lambda whole, a, b=2, *, c=2: 0, lambda whole, a, b=1, c=2: 0,
+                  lambda whole, a, b=1, *, c=2, d=3: 0):
+        assert unfit(form, inspect.signature(wrong))

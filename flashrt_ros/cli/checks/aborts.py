@@ -100,9 +100,12 @@ def inject(engine: Engine, works: list[Callable[[], Any]], want: state.Snapshot)
                 work()
         except FlashrtError:
             outcome.faults += 1
-        outcome.wrong += state.differing(want, state.snapshot(engine.arena))
+        changed = state.differing(want, state.snapshot(engine.arena))
+        outcome.wrong += changed
         if counter.error is HostError:
             outcome.wrong += not engine.arena.valid
+            if changed:
+                engine.restore(capsule='before')  # the next fault has a finding of its own
             return
         try:
             engine.append(token_ids=[1])

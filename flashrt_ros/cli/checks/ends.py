@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashrt_ros.cli.checks import aborts, state
 from flashrt_ros.cli.checks.base import Check, InjectedError, Sizes
-from flashrt_ros.errors import FlashrtError
+from flashrt_ros.errors import Canceled, FlashrtError
 
 if TYPE_CHECKING:
     from flashrt_ros.engine import Control, Engine
@@ -114,14 +114,17 @@ class FaultAt(TorchDispatchMode):
 
 
 def abort_untouched(engine: Engine, sizes: Sizes) -> Check:
-    """Faults in the middle of appends and generations, and cancels in mid-prefill: no trace."""
-    from flashrt_ros.engine import Control, GenerateRequest
+    """Faults in appends, generations and rollbacks, and cancels in mid-prefill: no trace."""
+    from flashrt_ros.engine import GenerateRequest
     arena = engine.arena
     text = state.random_ids(arena, sizes.prompt, sizes.seed + 21)
     state.begin(engine, sizes, length=130, salt=20)
     engine.save(name='before')
     want = state.snapshot(arena)
-    wrong = faults = cancels = 0
+    faults = 0
+    engine.restore(capsule='before', seed=7)  # what an abort puts back is not the capsule's block
+    wrong, cancels = _cancelled(engine, text, 1)
+    engine.restore(capsule='before')
 
     def append() -> None:
         engine.append(token_ids=text)
@@ -129,13 +132,16 @@ def abort_untouched(engine: Engine, sizes: Sizes) -> Check:
     def speak() -> None:
         engine.generate(GenerateRequest(max_tokens=3, temperature=0.0))
 
-    on_device, places = arena.device.type == 'cuda', 14
+    def rewind() -> None:  # into the prompt, so that some of it is folded again
+        engine.rollback(to='position', value=100)
+
+    on_device, places = arena.device.type == 'cuda', 21
     if on_device:
         outcome = aborts.inject(engine, [append, speak], want)
-        wrong, faults = outcome.wrong, outcome.faults
+        wrong, faults = wrong + outcome.wrong, outcome.faults
         places = outcome.places
     else:
-        for work in (append, speak):
+        for work in (append, speak, rewind):
             with FaultAt() as counted:
                 work()
             engine.restore(capsule='before')
@@ -147,27 +153,38 @@ def abort_untouched(engine: Engine, sizes: Sizes) -> Check:
                     faults += 1
                 wrong += state.differing(want, state.snapshot(arena)) + (not arena.valid)
     for chunks in (0, 1):
-        control = Control()
-        folded = _cancel_after(engine, control, chunks)
-        try:
-            engine.append(token_ids=text, control=control)
-        except FlashrtError:
-            cancels += 1
-        finally:
-            engine.plan.__dict__.pop('append', None)  # the method of the class again
-        wrong += state.differing(want, state.snapshot(arena)) + (len(folded) != chunks)
+        changed, heard = _cancelled(engine, text, chunks)
+        wrong, cancels = wrong + changed, cancels + heard
+    if wrong:
+        engine.restore(capsule='before')  # what was left behind may leave no room to go on
     engine.append(token_ids=text)
     after = state.steps(engine, 4)
     state.begin(engine, sizes, length=130, salt=20)
     engine.append(token_ids=text)
     clean = after.equals(state.steps(engine, 4))
     return Check(
-        'abort_untouched', wrong == 0 and clean and faults == places and cancels == 2, wrong,
+        'abort_untouched', wrong == 0 and clean and faults == places and cancels == 3, wrong,
         'live bytes that changed',
         f'{faults} faults, each {outcome.words if on_device else "in place of one operator"} in '
-        f'the middle of an append or a generation, and {cancels} cancels before and between the '
-        f'chunks of a prefill; {state.live_size(want)} live bytes compared after each; what was '
-        f'appended then gives {"the" if clean else "NOT the"} logits of an undisturbed run.')
+        f'the middle of an append{"" if on_device else ", a rollback"} or a generation, and '
+        f'{cancels} cancels before and between the chunks of a prefill, one of them behind a '
+        f'restore with another seed; {state.live_size(want)} live bytes compared after each; what was appended then gives '
+        f' {"the" if clean else "NOT the"} logits of an undisturbed run.')
+
+
+def _cancelled(engine: Engine, text: list[int], chunks: int) -> tuple[int, int]:
+    """Cancel an append behind some chunks; return bytes that changed, and 1 if it was heard."""
+    from flashrt_ros.engine import Control
+    control, want, heard = Control(), state.snapshot(engine.arena), False
+    folded = _cancel_after(engine, control, chunks)
+    try:
+        engine.append(token_ids=text, control=control)
+    except FlashrtError as error:
+        heard = isinstance(error, Canceled)
+    finally:
+        engine.plan.__dict__.pop('append', None)  # the method of the class again
+    changed = state.differing(want, state.snapshot(engine.arena))
+    return changed + (len(folded) != chunks), heard
 
 
 def _cancel_after(engine: Engine, control: Control, chunks: int) -> list[int]:

@@ -34,14 +34,22 @@ def immutable(engine: Engine, sizes: Sizes) -> Check:
     want = state.snapshot(arena)
     wrong = state.differing(want, frozen_bytes(pool, frozen))
     engine.save(name='parent')
+    engine.save(name='start')
     rounds = 0
     for index in range(4):
         state.generate(engine, 5)                    # grows into the shared last page
-        engine.save(name=f'child{index}', overwrite=True)
+        name = f'child{index}'
+        engine.save(name=name)
+        child = state.snapshot(arena)
         engine.rollback(to='tokens', value=3)
         engine.append(token_ids=state.random_ids(arena, 20 + 60 * index, index))
         engine.save(name='parent' if index == 2 else 'other', overwrite=True)
-        engine.drop(f'child{index}')
+        for _ in range(2):  # again behind a rollback to the block that a session shares with it
+            engine.restore(capsule=name)
+            wrong += state.differing(child, state.snapshot(arena))
+            state.generate(engine, 2)
+            engine.rollback(to='tokens', value=2)
+        engine.drop(name)
         state.poison(arena, 'nan')
         engine.lineage.restore(frozen)
         wrong += state.differing(want, frozen_bytes(pool, frozen))
@@ -50,12 +58,13 @@ def immutable(engine: Engine, sizes: Sizes) -> Check:
         engine.save(name='elsewhere', overwrite=True)
         wrong += state.differing(want, frozen_bytes(pool, frozen))
         rounds += 1
-        engine.lineage.restore(frozen)
+        engine.restore(capsule='start')
     pool.release(frozen)
     return Check('immutable', wrong == 0, wrong, 'bytes that changed',
                  f'{state.live_size(want)} frozen bytes read back from the pool through {rounds} '
                  'rounds of generating, saving children, overwriting names, dropping, rolling '
-                 'back, poisoning and restoring.')
+                 'back, poisoning and restoring; each child came back twice, once behind a '
+                 'rollback to where it was saved.')
 
 
 def fork_divergent(engine: Engine, sizes: Sizes) -> Check:
@@ -83,9 +92,11 @@ def fork_divergent(engine: Engine, sizes: Sizes) -> Check:
 
     settle(0)
     engine.save(name='trunk')
-    frozen, _ = engine.lineage.save()
+    trunk = state.snapshot(arena)
+    frozen, _ = engine.lineage.save()  # the pages of the trunk, and a block of its own
     before = frozen_bytes(pool, frozen)
     engine.fork('trunk', sessions=list(seeds), seeds=list(seeds.values()))
+    engine.save('branch0', name='parked')  # which has not been live since it got its seed
     found: dict[str, tuple[list[int], str]] = {branch: ([], '') for branch in seeds}
     for index in range(rounds):
         for branch in sorted(seeds, reverse=bool(index % 2)):
@@ -96,13 +107,20 @@ def fork_divergent(engine: Engine, sizes: Sizes) -> Check:
     answers = len({tuple(tokens) for tokens, _ in found.values()})
     changed = state.differing(before, frozen_bytes(pool, frozen))
     pool.release(frozen)
+    engine.restore(capsule='parked')
+    tokens = [token for i in range(rounds) for token in turn('branch0', 'default', i)]
+    parked = (tokens, state.digest(arena.live_bytes())) == cold['branch0']
+    engine.restore(capsule='trunk')
+    changed += state.differing(trunk, state.snapshot(arena))
     count = len(seeds)
     return Check(
-        'fork_divergent', equal == distinct == count and answers > 1 and changed == 0, distinct,
+        'fork_divergent', equal == distinct == count and answers > 1 and changed == 0 and parked,
+        distinct,
         f'different end states of {count} branches',
         f'{count} branches (two seeds, two suffixes) took {rounds} turns each, interleaved; '
         f'{equal} of {count} equal their own run from nothing in tokens and in every live byte; '
-        f'{answers} different answers; {changed} bytes of the trunk changed.')
+        f'{answers} different answers; a capsule of a parked branch gave '
+        f'{"the same" if parked else "NOT the same"}; {changed} bytes of the trunk changed.')
 
 
 def rollback(engine: Engine, sizes: Sizes) -> Check:
@@ -132,6 +150,7 @@ def rollback(engine: Engine, sizes: Sizes) -> Check:
         engine.append(token_ids=state.random_ids(arena, 80, sizes.seed))
         engine.restore(capsule='tip')
         wrong += state.differing(seen[tip], state.snapshot(arena))
+        wrong += _into_the_prompt(engine, sizes, length)
     before, refused = state.snapshot(arena), 0
     impossible: tuple[tuple[Literal['tokens', 'position', 'turns'], int], ...] = (
         ('tokens', arena.position + 1), ('position', arena.position + 1),
@@ -146,8 +165,32 @@ def rollback(engine: Engine, sizes: Sizes) -> Check:
         'rollback', wrong == 0 and refused == 3 and compared == 16, wrong, 'bytes that differ',
         f'{compared} rollbacks of 1 to 8 tokens, half of them over the grid border at {grid}, '
         f'against what stood there before ({replayed} tokens replayed in all, as the answers '
-        f'say); overwritten rows came back with an older capsule; {refused} of 3 impossible '
-        'rollbacks were refused and changed nothing.')
+        f'say); overwritten rows came back with an older capsule; two rollbacks into a prefilled '
+        f'chunk, each saved there and restored, equal a prefill of that length; {refused} of 3 '
+        'impossible rollbacks were refused and changed nothing.')
+
+
+def _into_the_prompt(engine: Engine, sizes: Sizes, length: int) -> int:
+    """
+    Roll capsule ``tip`` back into the last chunk of its prompt, save there, restore behind poison.
+
+    Rows of a shorter chunk may have other last bits, so this is held against a prefill of that
+    length, and the capsule may share no page that it wrote. Returns the bytes that differ.
+    """
+    arena, goal = engine.arena, length - 7
+    ids = state.random_ids(arena, length, sizes.seed + 16)
+    engine.reset()
+    engine.append(token_ids=ids[:goal])
+    want = state.snapshot(arena)
+    engine.restore(capsule='tip')
+    engine.rollback(to='position', value=goal)
+    wrong = state.differing(want, state.snapshot(arena))
+    engine.save(name='inside', overwrite=True)
+    state.poison(arena, 'nan')
+    engine.restore(capsule='inside')
+    wrong += state.differing(want, state.snapshot(arena))
+    engine.restore(capsule='tip')
+    return wrong
 
 
 def lineage(engine: Engine, sizes: Sizes) -> Check:

@@ -39,12 +39,12 @@ def new_process_restore(engine: Engine, sizes: Sizes) -> Check:
     pid = found.pop('pid')
     different = [key for key in want if found.get(key) != want[key]]
     detail = (f'process {pid} restored {want["position"]} rows from a file and has '
-              f'{"the same" if not different else "other"} live bytes, tokens and logits bytes '
-              f'over {STEPS} steps as process {os.getpid()} that saved them.')
+              f'{"the same" if not different else "other"} live bytes, host part, tokens '
+              f'and logits bytes over {STEPS} steps as process {os.getpid()} that saved them.')
     if different:
         detail += f' Different: {", ".join(different)}.'
-    return Check('new_process_restore', not different and pid != os.getpid(), len(different),
-                 'accounts that differ', detail)
+    return Check('new_process_restore', not different and len(want['tokens']) == STEPS
+                 and pid != os.getpid(), len(different), 'accounts that differ', detail)
 
 
 def child_environment() -> dict[str, str]:
@@ -58,8 +58,10 @@ def child_environment() -> dict[str, str]:
 def account(engine: Engine) -> dict:
     """Digest the live state, then run some steps and digest their logits."""
     position, live = engine.arena.position, state.digest(engine.arena.live_bytes())
+    host = json.dumps(engine.session().host.to_json(), sort_keys=True)
     trace = state.steps(engine, STEPS)
-    return {'position': position, 'live': live, 'tokens': trace.tokens, 'end': trace.end,
+    return {'position': position, 'live': live, 'host': host, 'tokens': trace.tokens,
+            'end': trace.end,
             'logits': state.digest([logits.view(-1).contiguous() for logits in trace.logits])}
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from flashrt_ros.arena import Arena
+from flashrt_ros.errors import InvalidArgument
 from flashrt_ros.sampling import LOGITS
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ class Trace:
     tokens: list[int] = field(default_factory=list)
     logits: list[torch.Tensor] = field(default_factory=list)
     end: str = ''  #: digest of the live bytes after the last step
+    refused: str = ''  #: why the plan would not go on from this state; equals nothing then
 
     def equal_steps(self, other: Trace) -> int:
         """Count the leading steps whose logits bytes and token are equal."""
@@ -134,7 +136,8 @@ class Trace:
 
     def equals(self, other: Trace) -> bool:
         """Tell whether all tokens, all logits bytes and the end state are the same."""
-        return (self.tokens == other.tokens and self.end == other.end
+        return (not self.refused and not other.refused
+                and self.tokens == other.tokens and self.end == other.end
                 and len(self.logits) == len(other.logits)
                 and all(map(same_bytes, self.logits, other.logits)))
 
@@ -149,7 +152,11 @@ def steps(engine: Engine, count: int) -> Trace:
     trace, arena = Trace(), engine.arena
     for _ in range(count):
         trace.logits.append(arena[LOGITS].clone())
-        trace.tokens.append(engine.plan.step())
+        try:
+            trace.tokens.append(engine.plan.step())
+        except InvalidArgument as error:  # a position that no state has, say
+            trace.refused = str(error)
+            break
     trace.logits.append(arena[LOGITS].clone())
     trace.end = digest(arena.live_bytes())
     return trace
