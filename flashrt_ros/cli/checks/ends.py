@@ -168,8 +168,9 @@ def abort_untouched(engine: Engine, sizes: Sizes) -> Check:
         f'{faults} faults, each {outcome.words if on_device else "in place of one operator"} in '
         f'the middle of an append{"" if on_device else ", a rollback"} or a generation, and '
         f'{cancels} cancels before and between the chunks of a prefill, one of them behind a '
-        f'restore with another seed; {state.live_size(want)} live bytes compared after each; what was appended then gives '
-        f' {"the" if clean else "NOT the"} logits of an undisturbed run.')
+        f'restore with another seed; {state.live_size(want)} live bytes compared after each; '
+        f'what was appended then gives {"the" if clean else "NOT the"} logits of an '
+        'undisturbed run.')
 
 
 def _cancelled(engine: Engine, text: list[int], chunks: int) -> tuple[int, int]:
