@@ -67,7 +67,7 @@ class Plan(Protocol):
     arena: Arena
     grid: int
     block: int  # tokens that an append folds with the bits of as many steps
-    aside: Callable[[], None] | None  # called within a fold where that is more than one launch
+    aside: Callable[[], None] | None  # called within a fold, or while a device is at it
 
     def append(self, ids: Sequence[int]) -> None:
         """Fold up to ``grid`` known tokens."""

@@ -97,6 +97,18 @@ def test_heads_of_the_published_size_agree_with_the_reference(monkeypatch):
         close(plan, reference, 2e-5)
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_splits_that_are_doubled_with_the_position(monkeypatch, dtype):
+    """Spans of 64 keys, at most two of them: 64, then 128, then 256 keys a split."""
+    monkeypatch.setattr('flashrt_ros.cuda.prefill.SPLITS', {512: (64, 2)})
+    monkeypatch.setitem(Qwen35.presets, 'short', {**Qwen35.presets['tiny'], 'num_hidden_layers': 2})
+    plan, reference = plans(monkeypatch, dtype, 'random:short', 512)
+    for count in (20, 70, 20, 20, 128, 20, 100, 30):
+        for each in (plan, reference):
+            each.append([(7 * i + count) % 512 for i in range(count)])
+        close(plan, reference, 2e-5 if dtype == 'float32' else 4e-2)
+
+
 def test_steps_agree_with_the_reference(monkeypatch):
     plan, reference = plans(monkeypatch, 'float32')
     for each in (plan, reference):

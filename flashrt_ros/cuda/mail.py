@@ -65,12 +65,13 @@ class Mail:
         launch()
         self._number = number
 
-    def receive(self, first: bool = False) -> int:
+    def receive(self, first: bool = False, meanwhile: Callable[[], None] | None = None) -> int:
         """
         Wait for the message that is expected; return its token.
 
         :param first: somebody waits for this very token, not for one that follows another: do not
             nap, which takes 50 microseconds or more.
+        :param meanwhile: called now and then, from the second look on.
         :raises RuntimeError: if the device failed, or ended without a word.
         """
         word, number, spins = self._word, self._number, 0
@@ -87,6 +88,8 @@ class Mail:
                 if ((done and (int(word[0]) >> 32) & 0xffffffff != number)
                         or waited > PATIENCE):
                     raise RuntimeError('the device did not hand out a token')
+            if meanwhile is not None and (not first or spins % 16 == 0):
+                meanwhile()
             if first:
                 os.sched_yield()
             else:

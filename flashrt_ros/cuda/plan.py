@@ -49,7 +49,7 @@ class CudaGraphPlan:
     def __init__(self, model, arena: Arena, grid: int = GRID, eager: bool = False) -> None:
         decode.check_sizes(model)
         self.arena, self.grid, self.eager = arena, grid, eager
-        self.aside: Callable[[], None] | None = None  # never called: a fold is one launch
+        self.aside: Callable[[], None] | None = None  # called while a token is waited for
         device = arena.device
         self._tools = tools = Toolbox(device, model.dtype)
         self.block = decode.block_size(model, tools.shared)  # tokens that get a step's bits at once
@@ -194,7 +194,7 @@ class CudaGraphPlan:
 
     def _receive(self, first: bool = False) -> int:
         try:
-            return self.mail.receive(first)
+            return self.mail.receive(first, self.aside)
         except RuntimeError as error:
             raise self._lost(error) from error
 

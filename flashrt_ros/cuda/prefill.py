@@ -31,11 +31,11 @@ from flashrt_ros.cuda.short_product import (
 from flashrt_ros.models.layers.attention import GatedAttention
 from flashrt_ros.models.layers.delta_net import GatedDeltaNet
 from flashrt_ros.models.layers.mlp import GatedMLP
-from flashrt_ros.plan import TOKENS
+from flashrt_ros.plan import GRID, TOKENS
 
-SPLIT = 2048  # rows of keys a block attends to; fixed, so that bits depend on the position only
-SPLIT_SHORT = 512  # for short buckets, whose few query rows would leave the device idle
-SPLIT_SHORTEST = 256
+#: by bucket: rows of keys a block attends to at least, and how many such splits there are at most.
+#: Few query rows need many splits to occupy a device. Bits depend on the position only.
+SPLITS = {32: (256, 32), 128: (512, 16), GRID: (2048, 8)}
 
 
 class Room:
@@ -70,7 +70,7 @@ class Room:
 def plan_room(room: Room, model, capacity: int, size: int) -> None:
     """Note what a bucket of ``size`` tokens needs of the work space."""
     dtype, hidden, mlp = model.dtype, model.config.hidden, _mlp_width(model)
-    wide, joined, splits = 0, 0, -(-capacity // _split(size))
+    wide, joined, (_, most) = 0, 0, splits(size, capacity)
     for layer in model.layers:
         if isinstance(layer, GatedDeltaNet):
             values = layer.value_heads * layer.value_dim
@@ -82,8 +82,8 @@ def plan_room(room: Room, model, capacity: int, size: int) -> None:
             wide = max(wide, 2 * (layer.heads + layer.kv_heads) * layer.head_dim)
             joined = max(joined, layer.heads * layer.head_dim)
             room.plan('q', (size, layer.heads, layer.head_dim), dtype)
-            room.plan('partial', (splits, size, layer.heads, layer.head_dim), torch.float32)
-            room.plan('marks', (splits, size, layer.heads, 2), torch.float32)
+            room.plan('partial', (most, size, layer.heads, layer.head_dim), torch.float32)
+            room.plan('marks', (most, size, layer.heads, 2), torch.float32)
     room.plan('x', (size, hidden), torch.float32)
     room.plan('h', (size, hidden), dtype)
     if ours(model, size):
@@ -98,8 +98,10 @@ def _mlp_width(model) -> int:
     return next(layer.intermediate for layer in model.layers if isinstance(layer, GatedMLP))
 
 
-def _split(size: int) -> int:
-    return SPLIT if size > 128 else SPLIT_SHORT if size > SHORT else SPLIT_SHORTEST
+def splits(size: int, capacity: int) -> tuple[int, int]:
+    """Return the least rows of a split, and how many there are at most."""
+    rows, most = next((SPLITS[bucket] for bucket in SPLITS if size <= bucket), SPLITS[GRID])
+    return rows, min(most, -(-capacity // rows))
 
 
 class Prefill:
@@ -225,16 +227,15 @@ class Prefill:
         base = f'model.layers.{layer.index}'
         mixer = f'{base}.self_attn'
         inner, dim = weights.matrix(f'{mixer}.in'), layer.head_dim
-        group, split = layer.heads // layer.kv_heads, _split(size)
-        splits = -(-arena.capacity // split)
-        sizes = {'HK': layer.kv_heads, 'GROUP': group, 'D': dim, 'SPLIT': split, 'SIZE': size,
-                 'ROTARY': weights.cosine.shape[-1]}
+        group, (split, most) = layer.heads // layer.kv_heads, splits(size, arena.capacity)
+        sizes = {'HK': layer.kv_heads, 'GROUP': group, 'D': dim, 'SPLIT': split, 'MOST': most,
+                 'SIZE': size, 'ROTARY': weights.cosine.shape[-1]}
         position = arena[POSITION]
         k_rows, v_rows = (arena[f'layers.{layer.index}.{name}'] for name in 'kv')
         mixed = room.take('mixed', size, inner.shape[0])
         q = room.take('q', size, layer.heads, dim)
-        partial = room.take('partial', splits, size, layer.heads, dim)
-        marks = room.take('marks', splits, size, layer.heads, 2)
+        partial = room.take('partial', most, size, layer.heads, dim)
+        marks = room.take('marks', most, size, layer.heads, 2)
         out = room.take('joined', size, layer.heads * dim)
         self._norm(weights.one_plus(f'{base}.input_layernorm.weight'), layer.eps, self._h)
         self._product(self._h, inner, mixed)
@@ -246,7 +247,7 @@ class Prefill:
         shared = (4 * (16 * dim + 32 * (2 * dim + 1) + 16 * 33) if wide
                   else 2 * 3 * 64 * (dim + 8))
         self._launch('chunk_attend.cu', 'attend_rows',
-                     (-(-size * group // tile), layer.kv_heads, splits), block,
+                     (-(-size * group // tile), layer.kv_heads, most), block,
                      (q, k_rows, v_rows, self.count, position, partial, marks), shared, **sizes)
         self._launch('chunk_attend.cu', 'join_rows', (layer.heads, size), max(32, dim // 2), (
             partial, marks, mixed, self.count, position, out), **sizes)

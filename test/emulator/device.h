@@ -176,6 +176,10 @@ template <class T> T shuffle(T x, int from) {
     stop(FIBER_AT_WARP);
     return y;
 }
+static bool any(int x) {
+    for (int offset = 16; offset; offset >>= 1) x |= shuffle(x, lane() ^ offset);
+    return x;
+}
 }  // namespace emu
 
 #define threadIdx (emu::self->id)
@@ -189,6 +193,7 @@ template <class T> T shuffle(T x, int from) {
 #define __shfl_xor_sync(m, x, o) emu::shuffle(x, emu::lane() ^ (o))
 #define __shfl_up_sync(m, x, o) emu::shuffle(x, emu::lane() - (o))
 #define __shfl_sync(m, x, l) emu::shuffle(x, l)
+#define __any_sync(m, x) emu::any(x)
 #define __expf expf
 #define __log2f log2f
 #define __ldcg(p) (*(p))
@@ -215,7 +220,8 @@ static unsigned pack_bf16(float low, float high) {
 }
 static float fast_exp2(float x) { return exp2f(x); }
 static float fast_inverse(float x) { return 1.0f / x; }
-static uint4 load_once(const void* at) { return *(const uint4*)at; }
+static uint64_t leave_first() { return 0; }
+static uint4 load_once(const void* at, uint64_t) { return *(const uint4*)at; }
 static void start_next() {}
 static void wait_inputs() {}
 static void commit() {

@@ -1,13 +1,20 @@
 // Gated attention of a grid chunk; the position and the live count are read from the device.
 //
 // The GROUP query heads of a KV head stand as neighbouring query rows, p = t GROUP + g, so keys
-// are read once for all of them. Keys are split by a fixed size SPLIT; the splits of a row are
-// joined in their order. Keys behind the live rows are never read.
+// are read once for all of them. Keys are split by a size that depends on the position alone: SPLIT,
+// doubled until MOST splits are enough. Splits of a row are joined in their order. Keys behind the
+// live rows are never read.
 
 #include "tensor.cuh"
 
 #define WIDTH ((2 * GROUP + 2) * HK * D)
 #define PACKED (SIZE * GROUP)
+
+DEVICE i64 split_at(i64 position) {
+    i64 split = SPLIT;
+    while (split * MOST < position + SIZE) split *= 2;
+    return split;
+}
 
 // QK norm, rotary, row append. One warp a head; heads: HK GROUP queries, HK keys.
 extern "C" __global__ void __launch_bounds__(256)
@@ -85,9 +92,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     wait_inputs();
     const int kv = blockIdx.y, first = blockIdx.x * TILE, live = (int)*count;
     if (first >= live * GROUP) return;
-    const i64 at = *position;
-    const i64 end = min(at + min(live, (first + TILE - 1) / GROUP + 1), (i64)(blockIdx.z + 1) * SPLIT);
-    const i64 begin = (i64)blockIdx.z * SPLIT;
+    const i64 at = *position, split = split_at(at), begin = blockIdx.z * split;
+    const i64 end = min(at + min(live, (first + TILE - 1) / GROUP + 1), begin + split);
     if (begin >= end) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const elem* keys = k_rows + kv * D;
@@ -99,7 +105,6 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
 #pragma unroll
     for (int n = 0; n < D / 8; ++n) o[n][0] = o[n][1] = o[n][2] = o[n][3] = 0.0f;
     const int row = first + warp * 16 + lane / 4;  // and row + 8
-    const i64 reach[2] = {at + row / GROUP, at + (row + 8) / GROUP};  // last key of each row
     const float scale = rsqrtf((float)D) * 1.44269504f;
     for (i64 base = begin; base < end; base += TILE) {
         load_rows(vs, values, base, HK * D, (int)min((i64)TILE, end - base));
@@ -125,39 +130,43 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
         if (base + TILE < end)
             load_rows(ks, keys, base + TILE, HK * D, (int)min((i64)TILE, end - base - TILE));
         commit();
+        // Most spans lie before all queries of the block.
+        const bool whole = base + TILE <= end && base + TILE <= at + first / GROUP + 1;
         u32 p[TILE / 8][2];
+        float shrink[2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            float peak = top[half];
+            const int reach = (int)(min(at + (row + 8 * half) / GROUP + 1, end) - base);
+            float peak = -INFINITE;
 #pragma unroll
             for (int n = 0; n < TILE / 8; ++n)
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    const i64 key = base + n * 8 + lane % 4 * 2 + i;
                     float& x = s[n][2 * half + i];
-                    x = key <= reach[half] && key < end ? x * scale : -INFINITE;
+                    if (!whole && n * 8 + lane % 4 * 2 + i >= reach) x = -INFINITE;
                     peak = fmaxf(peak, x);
                 }
             peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
             peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
+            peak = fmaxf(peak * scale, top[half]);
             const float shift = peak == -INFINITE ? 0.0f : peak;
-            const float shrink = exp2f(top[half] - shift);
             float line = 0.0f;
 #pragma unroll
             for (int n = 0; n < TILE / 8; ++n) {
-                const float x = exp2f(s[n][2 * half] - shift);
-                const float y = exp2f(s[n][2 * half + 1] - shift);
+                const float x = fast_exp2(fmaf(s[n][2 * half], scale, -shift));
+                const float y = fast_exp2(fmaf(s[n][2 * half + 1], scale, -shift));
                 line += x + y;
                 p[n][half] = pack_bf16(x, y);
             }
+            shrink[half] = fast_exp2(top[half] - shift);
             top[half] = peak;
-            sum[half] = sum[half] * shrink + line;
-#pragma unroll
-            for (int n = 0; n < D / 8; ++n) {
-                o[n][2 * half] *= shrink;
-                o[n][2 * half + 1] *= shrink;
-            }
+            sum[half] = sum[half] * shrink[half] + line;
         }
+        if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f))  // seldom, later on
+#pragma unroll
+            for (int n = 0; n < D / 8; ++n)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) o[n][i] *= shrink[i / 2];
         arrive<1>();
         __syncthreads();
 #pragma unroll
@@ -207,9 +216,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     wait_inputs();
     const int kv = blockIdx.y, first = blockIdx.x * TILE, live = (int)*count;
     if (first >= live * GROUP) return;
-    const i64 at = *position;
-    const i64 end = min(at + min(live, (first + TILE - 1) / GROUP + 1), (i64)(blockIdx.z + 1) * SPLIT);
-    const i64 begin = (i64)blockIdx.z * SPLIT;
+    const i64 at = *position, split = split_at(at), begin = blockIdx.z * split;
+    const i64 end = min(at + min(live, (first + TILE - 1) / GROUP + 1), begin + split);
     if (begin >= end) return;
     const int tid = threadIdx.x, r = tid / 16, c = tid % 16, row = first + r;
     for (int i = tid; i < TILE * D; i += 256)
@@ -265,19 +273,18 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
 }
 #endif
 
-// Join the splits of every row and apply the output gate: out [SIZE][HK GROUP][D]. Shares of up to
-// JOINED splits are worked out by one warp, for all; two values of a head are a thread's.
-#define JOINED 256
+// Join the splits of every row and apply the output gate: out [SIZE][HK GROUP][D]. A lane knows the
+// share of one split; two values of a head are a thread's.
 #define THREADS (D / 2 < 32 ? 32 : D / 2)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 join_rows(const float* partial, const float* marks, const elem* mixed, const i64* count,
           const i64* position, elem* out) {
-    __shared__ float shares[JOINED];
-    __shared__ float whole;
+    __shared__ float shares[MOST];
     start_next();
     const int head = blockIdx.x, t = blockIdx.y, d = threadIdx.x * 2, lane = threadIdx.x % 32;
-    const int splits = (int)((*position + t) / SPLIT) + 1;  // nothing in this fold has moved it yet
+    const i64 at = *position;  // nothing in this fold has moved it yet
+    const int splits = (int)((at + t) / split_at(at)) + 1;
     const bool live = t < *count;
     wait_inputs();
     elem* to = out + ((i64)t * HK * GROUP + head) * D + d;
@@ -287,37 +294,22 @@ join_rows(const float* partial, const float* marks, const elem* mixed, const i64
     }
     const i64 pitch = (i64)HK * PACKED;
     const i64 place = (i64)(head / GROUP) * PACKED + t * GROUP + head % GROUP;
-    const float2* mark = (const float2*)marks + place;  // the highest score, and the sum
-    float top = -INFINITE, sum = 0.0f;
-    float2 y = make_float2(0.0f, 0.0f);
-    for (int s = lane; s < splits; s += 32) top = fmaxf(top, mark[s * pitch].x);
-    top = warp_max(top);
-    for (int base = 0; base < splits; base += JOINED) {
-        const int here = min(JOINED, splits - base);
-        __syncthreads();
-        if (threadIdx.x < 32) {
-            for (int s = lane; s < here; s += 32) {
-                const float2 each = mark[(base + s) * pitch];
-                const float share = exp2f(each.x - top);
-                shares[s] = share;
-                sum = fmaf(each.y, share, sum);
-            }
-            if (base + JOINED >= splits) {
-                const float all = warp_sum(sum);
-                if (lane == 0) whole = all;
-            }
-        }
-        __syncthreads();
-        if (d < D)
-#pragma unroll 8
-            for (int s = 0; s < here; ++s) {
-                const float2 x = *(const float2*)(partial + ((base + s) * pitch + place) * D + d);
-                y.x = fmaf(x.x, shares[s], y.x);
-                y.y = fmaf(x.y, shares[s], y.y);
-            }
-    }
+    const bool mine = lane < splits;  // marks: the highest score of a split, and its sum
+    const float2 mark = mine ? ((const float2*)marks)[place + lane * pitch]
+                             : make_float2(-INFINITE, 0.0f);
+    const float share = exp2f(mark.x - warp_max(mark.x));
+    const float sum = warp_sum(mine ? mark.y * share : 0.0f);
+    if (threadIdx.x < 32 && mine) shares[lane] = share;
+    __syncthreads();
     if (d >= D) return;
+    float2 y = make_float2(0.0f, 0.0f);
+#pragma unroll 8
+    for (int s = 0; s < splits; ++s) {
+        const float2 x = *(const float2*)(partial + (s * pitch + place) * D + d);
+        y.x = fmaf(x.x, shares[s], y.x);
+        y.y = fmaf(x.y, shares[s], y.y);
+    }
     const elem* gate = mixed + (i64)t * WIDTH + 2 * head * D + D + d;
-    to[0] = from_float(y.x / whole * sigmoid(to_float(gate[0])));
-    to[1] = from_float(y.y / whole * sigmoid(to_float(gate[1])));
+    to[0] = from_float(y.x / sum * sigmoid(to_float(gate[0])));
+    to[1] = from_float(y.y / sum * sigmoid(to_float(gate[1])));
 }

@@ -48,11 +48,18 @@ DEVICE void widen(const uint4& raw, float (&out)[VEC]) {
     }
 }
 
-// Read-only bytes that are used once: they need no place in L1.
-DEVICE uint4 load_once(const void* at) {
+// Read-only bytes that are used once: they need no place in L1, and leave L2 before what is used
+// again, the state above all.
+DEVICE u64 leave_first() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+DEVICE uint4 load_once(const void* at, u64 policy) {
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at), "l"(policy));
     return v;
 }
 

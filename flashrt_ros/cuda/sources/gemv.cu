@@ -45,7 +45,8 @@ DEVICE int row_of(int task, int r) {
 #endif
 }
 
-DEVICE void fetch(uint4 (&into)[ROWS][UNROLL], const elem* weight, int task, int batch, int lane) {
+DEVICE void fetch(uint4 (&into)[ROWS][UNROLL], const elem* weight, u64 policy, int task, int batch,
+                  int lane) {
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const int row = row_of(task, r);
@@ -53,7 +54,7 @@ DEVICE void fetch(uint4 (&into)[ROWS][UNROLL], const elem* weight, int task, int
         for (int u = 0; u < UNROLL; ++u) {
             const int chunk = (batch * UNROLL + u) * 32 + lane;
             const bool live = chunk < CHUNKS && (EPILOGUE == SWIGLU ? row < 2 * N : row < N);
-            into[r][u] = live ? load_once(weight + (i64)row * K + chunk * VEC)
+            into[r][u] = live ? load_once(weight + (i64)row * K + chunk * VEC, policy)
                               : make_uint4(0, 0, 0, 0);
         }
     }
@@ -86,8 +87,9 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
         asked = true;
     };
     uint4 now[ROWS][UNROLL], next[ROWS][UNROLL];
+    const u64 policy = leave_first();
     start_next();
-    if (task < TASKS) fetch(now, weight, task, 0, lane);
+    if (task < TASKS) fetch(now, weight, policy, task, 0, lane);
     if (task >= TASKS || (BATCHES == 1 && task + stride >= TASKS)) look_ahead();
     const int member = threadIdx.x % 256, team = threadIdx.x / 256;  // a team of 256 has a token
 #if PROLOGUE == NORMED
@@ -170,8 +172,8 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
 #endif
 #pragma unroll(BATCHES <= 4 ? BATCHES : 2)
         for (int batch = 0; batch < BATCHES; ++batch) {
-            if (batch + 1 < BATCHES) fetch(next, weight, task, batch + 1, lane);
-            else if (task + stride < TASKS) fetch(next, weight, task + stride, 0, lane);
+            if (batch + 1 < BATCHES) fetch(next, weight, policy, task, batch + 1, lane);
+            else if (task + stride < TASKS) fetch(next, weight, policy, task + stride, 0, lane);
             else look_ahead();
 #pragma unroll
             for (int u = 0; u < UNROLL; ++u) {
