@@ -10,7 +10,8 @@ pytest.importorskip('rclpy')
 
 from flashrt_ros.errors import DeviceFault  # noqa: E402
 from flashrt_ros.node.alarms import Alarms  # noqa: E402
-from flashrt_ros.node.jobs import Job, Reply  # noqa: E402
+from flashrt_ros.node.desk import Reply  # noqa: E402
+from flashrt_ros.node.jobs import Job  # noqa: E402
 
 GRACE = 0.2  # seconds without a sign of life
 
@@ -41,15 +42,16 @@ def alarms():
 
 def outcome(alarms, work):
     """Run work whose deadline passes as it begins; return what was answered."""
-    worker, reply = Worker(), Reply(None)
+    worker, reply, answered = Worker(), Reply(), threading.Event()
+    reply.then(answered.set)
 
     def function(_):
         time.sleep(0.05)
         return work(worker)
     Job(worker, function, at_boundary=False, session=None, deadline=time.monotonic() + 0.02,
         grace=GRACE, alarms=alarms, reply=reply)
-    assert reply.wait(20)
-    return reply._future.result()
+    assert answered.wait(20)
+    return reply._outcome
 
 
 def test_a_call_that_makes_progress_is_waited_for(alarms):

@@ -26,7 +26,7 @@ from flashrt_ros.errors import (
 from flashrt_ros.msg import Token
 from flashrt_ros.node import convert
 from flashrt_ros.node.alarms import Alarm, Alarms
-from flashrt_ros.node.jobs import Reply
+from flashrt_ros.node.desk import Reply
 
 if TYPE_CHECKING:
     from flashrt_ros.node.publishers import Outbox

@@ -10,11 +10,9 @@ import time
 import traceback
 from typing import Any, Generic, TYPE_CHECKING, TypeVar
 
-from rclpy.executors import Executor
-from rclpy.task import Future
-
 from flashrt_ros.errors import DeadlineExceeded, DeviceFault, FlashrtError, NotActive
 from flashrt_ros.node.alarms import Alarms
+from flashrt_ros.node.desk import Reply
 
 if TYPE_CHECKING:
     from flashrt_ros.control import Control
@@ -22,58 +20,6 @@ if TYPE_CHECKING:
     from flashrt_ros.worker import Worker
 
 T = TypeVar('T')
-_HAND_OVER = 1e-4  # seconds
-
-
-class Reply(Generic[T]):
-    """
-    An answer that a coroutine of the executor waits for; `set` works from any thread, once.
-
-    rclpy polls what its coroutines await whenever the executor wakes, and completing a future
-    wakes nobody; so `set` does.
-    """
-
-    def __init__(self, executor: Executor | None) -> None:
-        self._executor = executor
-        self._future: Future = Future(executor=executor)
-        self._condition = threading.Condition()
-        self._set = False
-        self._blocking = False
-
-    def set(self, value: T | None = None, error: BaseException | None = None) -> bool:
-        """Answer; return whether this was the first answer."""
-        with self._condition:
-            if self._set:
-                return False
-            self._set = True
-            # Errors travel as values: rclpy prints each exception that nobody fetched.
-            self._future.set_result((value, error))
-            blocking = self._blocking
-            if blocking:
-                self._condition.notify()
-        if blocking:
-            # A worker that computes on keeps the interpreter from who waits, for the length of
-            # the switch interval. This lets go of it until the waiting thread has woken up.
-            time.sleep(_HAND_OVER)
-            return True
-        if self._executor is not None:
-            self._executor.wake()
-        return True
-
-    def wait(self, timeout: float) -> bool:
-        """Block this thread for the answer; return whether it is there."""
-        with self._condition:
-            self._blocking = True
-            done = self._condition.wait_for(lambda: self._set, timeout)
-            self._blocking = False
-        return done
-
-    async def get(self) -> T:
-        """Wait for the answer and return it, or raise what was set as its error."""
-        value, error = await self._future  # type: ignore[misc]
-        if error is not None:
-            raise error
-        return value
 
 
 class Job(Generic[T]):

@@ -17,6 +17,7 @@ from rclpy.node import Node
 from flashrt_ros.errors import Canceled, DeviceFault, NotActive
 from flashrt_ros.node import diagnostics
 from flashrt_ros.node.alarms import Alarms
+from flashrt_ros.node.desk import Desk
 from flashrt_ros.node.generate import GenerateServer
 from flashrt_ros.node.goals import Goals
 from flashrt_ros.node.jobs import describe, report
@@ -70,13 +71,15 @@ class CapsuleNode(LifecycleNodeMixin, Node):
         self.goals = Goals(self.outbox, self.alarms, self.statistics, self.mirror.refresh)
         # In one group: two goals of a conversation must not overtake each other on the way in.
         self.generate = GenerateServer(self, self.goals, MutuallyExclusiveCallbackGroup())
-        self.services_ = Services(self, self.goals, self._group)
+        self.desk = Desk(self, partial(self._complain, 'A service'))
+        self.services_ = Services(self, self.goals, self.desk)
         self.diagnostics = diagnostics.Diagnostics(self)
         self.alarms.every(0.25, self._watch)
         self._timer = self.create_timer(
             diagnostics.PERIOD, self._tick, callback_group=self._group,
             clock=Clock(clock_type=ClockType.STEADY_TIME))
         self.mirror.refresh()
+        self.desk.open()
 
     # -- what the parts ask -----------------------------------------------------------------
 
@@ -206,7 +209,8 @@ class CapsuleNode(LifecycleNodeMixin, Node):
 
     def finish(self) -> None:
         """End the threads and the action server, before `destroy_node`. Never raises."""
-        for step in (self._free, self.alarms.close, self.outbox.close, self.generate.destroy):
+        for step in (self._free, self.desk.close, self.alarms.close, self.outbox.close,
+                     self.generate.destroy):
             try:
                 step()
             except Exception as error:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-import threading
 import time
 from typing import Any, Literal, TYPE_CHECKING
 
-from rclpy.callback_groups import CallbackGroup
 from std_srvs.srv import Trigger
 
 from flashrt_ros import srv
@@ -15,8 +13,9 @@ from flashrt_ros.capsule.names import check_note
 from flashrt_ros.control import Control
 from flashrt_ros.errors import Busy, DeadlineExceeded, FlashrtError, InvalidArgument, NameExists
 from flashrt_ros.node import convert
+from flashrt_ros.node.desk import Desk, Reply
 from flashrt_ros.node.goals import Goals
-from flashrt_ros.node.jobs import is_fault, Job, Reply, report
+from flashrt_ros.node.jobs import is_fault, Job, report
 from flashrt_ros.node.requests import (
     check_name,
     choice,
@@ -25,7 +24,6 @@ from flashrt_ros.node.requests import (
     seconds,
     session_name,
 )
-from flashrt_ros.stream import CALLS_QOS
 
 if TYPE_CHECKING:
     from flashrt_ros.engine import Engine
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 _ON_BUSY = ('DEFAULT', 'REJECT', 'WAIT', 'PREEMPT')
 _ROLLBACK_TO: tuple[Literal['position', 'tokens', 'turns'], ...] = (
     'position', 'tokens', 'turns')
-_BRIEF = 0.02  # seconds that one handler may hold a thread of the executor
 _NO_LIMIT = srv.Rollback.Request.MAX_REPLAY__DEFAULT
 
 
@@ -48,16 +45,14 @@ class Services:
     :param group: a reentrant callback group.
     """
 
-    def __init__(self, node: CapsuleNode, goals: Goals, group: CallbackGroup) -> None:
+    def __init__(self, node: CapsuleNode, goals: Goals, desk: Desk) -> None:
         self._node = node
         self._goals = goals
-        self._brief = threading.Lock()
 
         def serve(kind: Any, name: str, work: Callable[..., Awaitable[None]]) -> None:
             async def handler(request: Any, response: Any) -> Any:
                 return await self._serve(name, work, request, response)
-            node.create_service(kind, f'~/{name}', handler, qos_profile=CALLS_QOS,
-                                callback_group=group)
+            desk.serve(kind, f'~/{name}', handler)
 
         serve(srv.SaveCapsule, 'save_capsule', self._save)
         serve(srv.RestoreCapsule, 'restore_capsule', self._restore)
@@ -104,18 +99,11 @@ class Services:
                     deadline: float, at_boundary: bool = True, session: str | None = None,
                     control: Control | None = None) -> Any:
         """Await a function of the engine; `session` and `control` as in `Worker.call`."""
-        reply: Reply[Any] = Reply(self._node.executor)
+        reply: Reply[Any] = Reply()
         Job(runtime.worker, function, at_boundary=at_boundary, session=session, deadline=deadline,
             grace=self._node.parameters['timeouts.stall'] or 60.0, alarms=self._node.alarms,
             reply=reply, control=control)
-        # The answer is mostly a token away. One thread of the executor may wait for it: it wakes
-        # in one step, where a coroutine takes two more and a new wait set in between.
-        if self._brief.acquire(blocking=False):
-            try:
-                reply.wait(_BRIEF)
-            finally:
-                self._brief.release()
-        return await reply.get()
+        return await reply
 
     async def _free(self, session: str, on_busy: int, deadline: float) -> None:
         """
@@ -131,16 +119,18 @@ class Services:
         elif on_busy != srv.RestoreCapsule.Request.WAIT and self._goals.is_busy(session):
             raise Busy(f'Session {session!r} is generating: cancel its goals first (~/cancel_all '
                        'cancels every goal), or wait for them.')
-        reply: Reply[None] = Reply(self._node.executor)
+        reply: Reply[None] = Reply()
+        self._goals.when_idle(session, reply)
+        if reply.is_set:
+            return
 
         def expire() -> None:
             reply.set(error=DeadlineExceeded(
                 f'Session {session!r} was still generating when the time limit passed, and '
                 'nothing was changed: cancel its goals, or give a longer timeout.'))
         alarm = self._node.alarms.at(deadline, expire)
-        self._goals.when_idle(session, reply)
         try:
-            await reply.get()
+            await reply
         finally:
             alarm.cancel()
 
