@@ -31,6 +31,22 @@ def pytest_xdist_make_scheduler(config, log):
     return NodesApart(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable():
+    return plain((yield))
+
+
+def plain(value):
+    """Return a report with text that UTF-8 can carry: tests log paths that are no text."""
+    if isinstance(value, str):
+        return value.encode(errors='backslashreplace').decode()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(plain, value))
+    return value
+
+
 @pytest.fixture
 def make(tmp_path):
     """Return what starts small engines on one directory; at the end they are closed."""
