@@ -73,7 +73,8 @@ test: setup  ## set up, then run the tests
 	@$(ENTER) $(DOMAIN) ROS_PYTHON_CHECK_FIELDS=1 PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 \
 	  PYTHONSAFEPATH=1 OMP_WAIT_POLICY=PASSIVE \
 	  $(PY) -P -m pytest --import-mode=importlib \
-	  -p pytest_timeout -p _hypothesis_pytestplugin -p xdist.plugin $(if $(T),$(T),-n 2 test)
+	  -p pytest_timeout -p _hypothesis_pytestplugin -p xdist.plugin \
+	  $(if $(T),$(T),-n 2 --max-worker-restart 0 test)
 
 verify: setup  ## prove the capsule contract on the embedded model and on random:tiny
 	@$(ENTER) $(VENV)/bin/flashrt-ros verify $(ARGS)
