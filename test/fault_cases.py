@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from planting import Fault
 import torch
 
-from flashrt_ros import sampling
+from flashrt_ros import aligned, sampling
 from flashrt_ros.aligned import Aligned
 from flashrt_ros.arena import Arena, Role, Rows
 from flashrt_ros.capsule import codec
@@ -225,6 +225,17 @@ def last_page_grown_in_place(plant):
         return frozen, copied
 
 
+def place_keeps_its_uid(plant):
+    """A page that is taken again has the uid of what was there: it is taken for that."""
+    @plant.around(type(plant.engine.lineage.pool.page_ids), 'take')
+    def take(whole, self, wanted):
+        before = self.uids.copy()
+        places = whole(self, wanted)
+        used = places[before[places] > 0]
+        self.uids[used] = before[used]
+        return places
+
+
 def block_reused(plant):
     """A save puts its block where that of an older capsule is."""
     older = []
@@ -283,6 +294,17 @@ def tail_forgets(plant):
     def freeze(whole, self, target, rebuild):
         found = whole(self, target, rebuild)
         return replace(found, host=replace(found.host, tail=found.host.tail[1:]))
+
+
+def rebuilt_off_the_grid(plant):
+    """A rebuild prefills in other chunks than a cold prefill."""
+    @plant.around(aligned, 'rebuild')
+    def rebuild(whole, session, full, copied, live, empty, plan_of, make_room):
+        def other(arena):
+            plan = plan_of(arena)
+            plan.grid //= 2
+            return plan
+        return whole(session, full, copied, live, empty, other, make_room)
 
 
 # -- the forward pass -----------------------------------------------------------------------------
@@ -390,6 +412,18 @@ def position_baked_in(plant):
         return whole(ids, baked[0])
 
 
+def saved_answer_forgets_its_tokens(plant):
+    """A save in the middle of an answer takes the host part from before it."""
+    @plant.around(Engine, 'save')
+    def save(whole, self, *rest, **named):
+        session = self.session()
+        sampled, session._sampled = session._sampled, 0
+        try:
+            return whole(self, *rest, **named)
+        finally:
+            session._sampled = sampled
+
+
 # -- forks and rollbacks --------------------------------------------------------------------------
 
 
@@ -444,6 +478,13 @@ def rollback_keeps_the_counter(plant):
         answer = whole(self, *rest, **named)
         plant.engine.arena['sampler.counter'].copy_(counter)
         return answer
+
+
+def replayed_counter_one_too_low(plant):
+    """A replay leaves the counter of the sampler at its last token instead of behind it."""
+    @plant.around(sampling, 'write')
+    def write(whole, arena, sampling, counter):
+        return whole(arena, sampling, max(0, counter - 1))
 
 
 def impossible_rollback_taken(plant):
@@ -626,7 +667,9 @@ FAULTS = [
     Fault('sampled_exact', counter_not_restored), Fault('sampled_exact', counter_one_too_high),
     Fault('sampled_exact', seed_ignored, '; 0 of 6 other seeds gave other tokens'),
     Fault('sampled_exact', hidden_generator),
+    Fault('sampled_exact', saved_answer_forgets_its_tokens, ' has 1 differences from an answer'),
     Fault('cold_exact_aligned', aligned_is_not), Fault('cold_exact_aligned', tail_forgets),
+    Fault('cold_exact_aligned', rebuilt_off_the_grid),
     Fault('closed_manifest', around_fold(writes_outside)),
     Fault('closed_manifest', around_fold(writes_outside_behind_torch)),
     Fault('closed_manifest', around_fold(rebinds_a_cache)),
@@ -645,6 +688,7 @@ FAULTS = [
     Fault('fork_divergent', page_written_in_place),
     Fault('rollback', rollback_moves_the_position_alone),
     Fault('rollback', rollback_keeps_the_counter), Fault('rollback', rollback_leaves_rows_clean),
+    Fault('rollback', replayed_counter_one_too_low),
     Fault('rollback', folds_unannounced), Fault('rollback', writes_unannounced),
     Fault('rollback', impossible_rollback_taken, '; [0-2] of 3 impossible rollbacks were refused'),
     Fault('lineage', writes_unannounced), Fault('lineage', folds_unannounced),
@@ -652,6 +696,7 @@ FAULTS = [
           'freed'),
     Fault('lineage', freed_pages_shared), Fault('lineage', clean_only_below_position),
     Fault('lineage', last_page_grown_in_place), Fault('lineage', logits_of_a_relative),
+    Fault('lineage', place_keeps_its_uid),
     Fault('new_process_restore', file_lacks_recurrent),
     Fault('new_process_restore', file_lacks_its_schedule),
     Fault('new_process_restore', child_cannot_start,

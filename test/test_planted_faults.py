@@ -15,20 +15,27 @@ from fault_cases import FAULTS
 from planting import assert_caught, Fault, Plant, unfit
 import pytest
 
+from flashrt_ros.assembly import build_plan
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.cli import checks
 from flashrt_ros.engine import Engine, EngineConfig
 from flashrt_ros.session import Session
 
-MODEL = 'random:tiny'
+MODEL, GRID = 'random:tiny', 64
 
 
 @pytest.fixture
-def bench(tmp_path):
+def bench(tmp_path, monkeypatch):
     """Return an engine and sizes that make every check take a second or less."""
     engine = Engine(EngineConfig(model=MODEL, device='cpu', context=512, pool_bytes=8 << 20,
                                  directory=str(tmp_path), threads=1))
-    engine.plan.grid = 64
+    engine.plan.grid = GRID
+
+    def small_plan(*rest):  # a rebuild of an aligned save makes its own
+        plan = build_plan(*rest)
+        plan.grid = GRID
+        return plan
+    monkeypatch.setattr('flashrt_ros.engine.build_plan', small_plan)
     sizes = checks.Sizes(model=MODEL, dtype='auto', context=512, directory=Path(tmp_path),
                          prompt=90, steps=8, cycles=60, seconds=20.0, operations=100)
     yield SimpleNamespace(engine=engine, sizes=sizes)
@@ -46,7 +53,9 @@ def test_passes_without_a_fault(bench, name):
 def test_a_planted_fault_is_caught(bench, monkeypatch, fault):
     plant = Plant(monkeypatch, bench.engine)
     fault.plant(plant)
-    assert_caught(fault, plant, checks.run_one(fault.check, bench.engine, bench.sizes))
+    check = checks.run_one(fault.check, bench.engine, bench.sizes)
+    monkeypatch.undo()
+    assert_caught(fault, plant, check)
 
 
 def test_every_check_has_a_planted_fault_and_none_is_planted_twice():

@@ -190,8 +190,9 @@ DEVICE_FAULTS = [
 def test_a_fault_planted_on_a_device_is_caught(device_bench, monkeypatch, fault):
     plant = Plant(monkeypatch, device_bench.engine)
     fault.plant(plant)
-    assert_caught(fault, plant, checks.run_one(fault.check, device_bench.engine,
-                                               device_bench.sizes))
+    check = checks.run_one(fault.check, device_bench.engine, device_bench.sizes)
+    monkeypatch.undo()
+    assert_caught(fault, plant, check)
 
 
 @pytest.mark.parametrize('fault', DEVICE_FAULTS, ids=lambda fault: fault.label)

@@ -107,6 +107,38 @@ def _turns(engine: Engine, sizes: Sizes, interrupted: bool) -> list[str]:
     return digests
 
 
+def _saved_in_an_answer(engine: Engine, sizes: Sizes) -> int:
+    """
+    Save between two tokens of an answer; return what is wrong: bytes, tokens, how rows came to be.
+
+    It is held against an answer that ended there, and goes on as that one does.
+    """
+    arena, wrong = engine.arena, 0
+
+    def boundary() -> None:
+        state.begin(engine, sizes, length=100, salt=5)
+        sampling.write(arena, sampling.Sampling(temperature=1.0, seed=1), 0)
+
+    def story() -> tuple:
+        host = engine.session().host
+        return host.schedule, host.turns
+
+    boundary()
+    first = state.generate(engine, 4, temperature=1.0)
+    want, history, goal = state.snapshot(arena), story(), arena.position
+    rest = state.generate(engine, 5, temperature=1.0)
+    boundary()
+
+    def between() -> None:
+        if arena.position == goal:
+            engine.save(name='between', overwrite=True)
+
+    wrong += state.generate(engine, 9, between=between, temperature=1.0) != first + rest
+    engine.restore(capsule='between')
+    wrong += state.differing(want, state.snapshot(arena)) + (story() != history)
+    return wrong + (state.generate(engine, 5, temperature=1.0) != rest)
+
+
 SEEDS = 6  # other ones that sampled_exact tries
 
 
@@ -139,29 +171,37 @@ def sampled_exact(engine: Engine, sizes: Sizes) -> Check:
         boundary(seed)
         other = state.steps(engine, sizes.steps)
         others += other.tokens != whole.tokens and not other.refused
+    within = _saved_in_an_answer(engine, sizes)
     return Check(
-        'sampled_exact', equal == sizes.steps and others > 0, equal,
+        'sampled_exact', equal == sizes.steps and others > 0 and within == 0, equal,
         'sampled steps with equal logits bytes',
         f'of {sizes.steps} at temperature 1.0, top-k 200, top-p 0.98 with a restore after step '
         f'{half}, twice; {others} of {SEEDS} other seeds gave other tokens; '
-        f'{len(set(whole.tokens))} distinct tokens were drawn.')
+        f'{len(set(whole.tokens))} distinct tokens were drawn; a save between two tokens of an '
+        f'answer has {within} differences from an answer that ended there.')
 
 
 def cold_exact_aligned(engine: Engine, sizes: Sizes) -> Check:
     """An aligned capsule plus a suffix equals one cold prefill of the whole text, bit for bit."""
     arena, grid = engine.arena, engine.plan.grid
-    tried, wrong = [], 0
-    # (prompt, generated, suffix): on the grid, beside it, and with an answer in the tail
+    tried, wrong, rebuilt = [], 0, 0
+    # (prompt, generated, suffix): on the grid, beside it, and with an answer in the tail; the last
+    # comes in two turns, so that there is no boundary of a pure prefill
     for prompt, answer, suffix in (
             (grid, 0, 1), (grid, 0, 70), (grid + 1, 0, 70), (sizes.prompt, 0, 1),
-            (sizes.prompt, 0, 70), (2 * grid - 30, 0, 70), (sizes.prompt, 9, 33)):
+            (sizes.prompt, 0, 70), (2 * grid - 30, 0, 70), (sizes.prompt, 9, 33),
+            (sizes.prompt, 9, 34)):
         if prompt + answer + suffix + 4 > arena.capacity:
             continue
         engine.reset()
-        engine.append(token_ids=state.random_ids(arena, prompt, sizes.seed + prompt))
+        turns = suffix == 34
+        ids = state.random_ids(arena, prompt, sizes.seed + prompt)
+        for part in (ids[:37], ids[37:]) if turns else (ids,):
+            engine.append(token_ids=part)
         if answer:
             state.generate(engine, answer)
-        engine.save(name='aligned', align=True, overwrite=True)
+        saved = engine.save(name='aligned', align=True, overwrite=True, rebuild=turns)
+        rebuilt += saved.tokens_prefilled
         text = arena[TOKENS][:prompt + answer].view(-1).tolist()
         after = state.random_ids(arena, suffix, sizes.seed + suffix)
         engine.reset()
@@ -176,6 +216,8 @@ def cold_exact_aligned(engine: Engine, sizes: Sizes) -> Check:
         wrong += 0 if cold_steps.equals(state.steps(engine, 4)) else 1
         tried.append(f'{prompt}+{answer}+{suffix}')
     return Check(
-        'cold_exact_aligned', wrong == 0 and len(tried) > 3, wrong, 'bytes that differ',
+        'cold_exact_aligned', wrong == 0 and len(tried) > 3 and rebuilt > 0, wrong,
+        'bytes that differ',
         'aligned capsule + suffix against one cold prefill of the same ids, as '
-        f'prompt + answer + suffix: {", ".join(tried)} tokens on a grid of {grid}.')
+        f'prompt + answer + suffix: {", ".join(tried)} tokens on a grid of {grid}; '
+        f'the last was said in turns and rebuilt, which prefilled {rebuilt} tokens again.')

@@ -228,13 +228,19 @@ def lineage(engine: Engine, sizes: Sizes) -> Check:
                 sorted(copies))
             engine.drop(name)
             del copies[name]
+    moved = sorted(copies)[:3]
+    for name in moved:
+        engine.demote(name)
+    state.begin(engine, sizes, salt=30)
+    engine.save(name='filler')  # in the places that have become free
     for name, copy in copies.items():
         engine.restore(capsule=name)
         wrong += state.differing(copy, state.snapshot(arena))
         restores += 1
     return Check('lineage', wrong == 0 and restores > 0, wrong, 'bytes that differ',
                  f'{sizes.operations} random appends, generations, saves, restores, rollbacks and '
-                 f'drops; all {restores} restores gave the bytes of a full copy made at the save.')
+                 f'drops, then {len(moved)} capsules a tier down and back; all {restores} restores '
+                 'gave the bytes of a full copy made at the save.')
 
 
 def _pages_reused(engine: Engine, sizes: Sizes) -> int:
