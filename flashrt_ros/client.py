@@ -22,15 +22,9 @@ from weakref import WeakValueDictionary
 
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
-from rclpy.action import ActionClient
-from rclpy.callback_groups import (
-    CallbackGroup,
-    MutuallyExclusiveCallbackGroup,
-    ReentrantCallbackGroup,
-)
+from rclpy.callback_groups import CallbackGroup, ReentrantCallbackGroup
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.node import Node
-from rclpy.qos import QoSProfile, ReliabilityPolicy
 from rclpy.task import Future
 from std_srvs.srv import Trigger
 
@@ -38,8 +32,9 @@ from flashrt_ros import srv
 from flashrt_ros.action import Generate
 from flashrt_ros.errors import DeadlineExceeded, FlashrtError, NotActive
 from flashrt_ros.filling import fill, to_duration
+from flashrt_ros.goal_client import GoalClient
 from flashrt_ros.msg import ChatMessage, Token
-from flashrt_ros.stream import ACTION_QOS, CALLS_QOS, error_of, Stream
+from flashrt_ros.stream import CALLS_QOS, error_of, Stream
 
 _SERVICES = {
     'save_capsule': srv.SaveCapsule, 'restore_capsule': srv.RestoreCapsule,
@@ -52,6 +47,7 @@ _TRANSITIONS = {
     'configure': Transition.TRANSITION_CONFIGURE, 'activate': Transition.TRANSITION_ACTIVATE,
     'deactivate': Transition.TRANSITION_DEACTIVATE, 'cleanup': Transition.TRANSITION_CLEANUP}
 _ASK_AGAIN = 1.0  # seconds after which a greeting is given up: its answer went nowhere
+_LOOK = 0.1  # seconds between two looks whether the node is still there
 ON_BUSY = {'default': 0, 'reject': 1, 'wait': 2, 'preempt': 3}
 
 
@@ -83,15 +79,8 @@ class FlashrtClient:
         self._greeting: tuple[Future, float, frozenset[bytes]] | None = None
         self._asking = threading.Lock()
         self._clients: dict[str, Any] = {}
-        self.action: ActionClient = ActionClient(
-            node, Generate, f'{self.name}/generate', callback_group=self._group, **ACTION_QOS)
-        # rclpy forgets a goal's feedback callback as soon as the result is there, with tokens
-        # still on their way. So tokens are taken from the topic, in one group, in their order.
         self.streams: WeakValueDictionary[bytes, Stream] = WeakValueDictionary()
-        self._feedback = node.create_subscription(
-            Generate.Impl.FeedbackMessage, f'{self.name}/generate/_action/feedback',
-            self._take, QoSProfile(depth=256, reliability=ReliabilityPolicy.RELIABLE),
-            callback_group=callback_group or MutuallyExclusiveCallbackGroup())
+        self.action = GoalClient(node, f'{self.name}/generate', self._group, self._take)
         # Last the one that greets: discovery tells of endpoints in the order they were made in.
         for key, kind in _SERVICES.items():
             self._clients[key] = node.create_client(
@@ -105,7 +94,6 @@ class FlashrtClient:
     def destroy(self) -> None:
         """Destroy clients and, where there is one, the client's own executor."""
         self.action.destroy()
-        self.node.destroy_subscription(self._feedback)
         for client in self._clients.values():
             self.node.destroy_client(client)
         if self._own is not None:
@@ -171,7 +159,7 @@ class FlashrtClient:
         :raises DeadlineExceeded, NotActive: it did not come true.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        last_alive = time.monotonic()
+        last_alive = looked_at = time.monotonic()
         spin = self.node.executor is None or self.node.executor is self._own
         while not condition():
             now = time.monotonic()
@@ -187,9 +175,13 @@ class FlashrtClient:
                 event.clear()
             else:
                 time.sleep(min(step, 0.002))
+            now = time.monotonic()
+            if now - looked_at < _LOOK:
+                continue
+            looked_at = now
             if alive():
-                last_alive = time.monotonic()
-            elif time.monotonic() - last_alive > 2.0:
+                last_alive = now
+            elif now - last_alive > 2.0:
                 raise NotActive(f'{self.name} went away before {what}: start it again.')
 
     def _spin(self, timeout: float) -> None:
