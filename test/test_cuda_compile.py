@@ -17,7 +17,8 @@ ARCHITECTURES = ['sm_87', 'sm_89', 'sm_90', 'sm_110', 'sm_120']  # Orin, Ada, Ho
 GEMV = {'K': 1024, 'N': 1024, 'ROWS': 2, 'UNROLL': 4, 'BLOCKS': 2, 'HEAD': 128, 'CHANNELS': 512,
         'TAPS': 4}
 HEADS = {'HK': 16, 'HV': 32, 'DK': 128, 'DV': 128, 'DVS': 32}
-ATTENTION = {'HK': 2, 'GROUP': 4, 'D': 256, 'SPLIT': 128, 'MOST': 32, 'ROTARY': 64}
+ATTENTION = {'HK': 2, 'GROUP': 4, 'D': 256, 'SPLIT': 128, 'MOST': 32, 'NEAR': 4608,
+             'ROTARY': 64}
 BLOCK = {'TOKENS': 4}
 VARIANTS = [
     ('gemv.cu', {**GEMV, 'PROLOGUE': 1, 'EPILOGUE': 2}),

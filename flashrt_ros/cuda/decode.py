@@ -26,9 +26,11 @@ from flashrt_ros.models.layers.attention import GatedAttention
 from flashrt_ros.models.layers.delta_net import GatedDeltaNet
 from flashrt_ros.models.layers.mlp import GatedMLP
 
-#: rows of a block of the attention in bfloat16, half as many in fp32: fixed, so that bits depend on
-#: the position only
+#: rows of a block of the attention in bfloat16, half as many in fp32
 SPLIT = 128
+#: blocks that a device runs at once: with half of the rows each, as long as these are enough for all
+#: heads. Both by the model and the position alone, which so decide the bits.
+WAVE = 144
 COLUMNS = 16  # of a head's state that a block of the delta rule has
 BLOCK = 4  # tokens of a block where shared memory has room for their inputs
 #: bytes of the product to come that are asked for while the memory would idle; from here on more
@@ -277,12 +279,12 @@ class Decode:
             inner, self.x, mixed, NORMED, STORE,
             norm=weights.one_plus(f'{base}.input_layernorm.weight'), eps=layer.eps)
         group = layer.heads // layer.kv_heads
-        split = _split(weights.model)
-        splits = -(-arena.capacity // split)
+        split, near = _split(weights.model), _near(weights.model, layer)
+        splits = _splits(weights.model, layer, arena.capacity)
         size = weights.table.element_size()
         slots = 256 // (dim * size // 16)
         sizes = {'HK': layer.kv_heads, 'GROUP': group, 'D': dim, 'SPLIT': split,
-                 'ROTARY': weights.cosine.shape[-1]}
+                 'NEAR': near, 'ROTARY': weights.cosine.shape[-1]}
         out, position = self._mixed[:tokens * layer.heads * dim], arena[POSITION]
         rows = (arena[f'layers.{layer.index}.k'], arena[f'layers.{layer.index}.v'], position,
                 self.count, weights.qk_norm(layer), float(layer.eps), weights.cosine, weights.sine)
@@ -314,7 +316,6 @@ class Decode:
 def room_sizes(model, capacity: int, tokens: int) -> list[int]:
     """Return how many floats each of the work spaces of a block has."""
     widest, joined, partial, marks = model.config.hidden, 1, 0, 0
-    splits = -(-capacity // _split(model))
     for layer in model.layers:
         if isinstance(layer, GatedDeltaNet):
             values = layer.value_heads * layer.value_dim
@@ -323,6 +324,7 @@ def room_sizes(model, capacity: int, tokens: int) -> list[int]:
         elif isinstance(layer, GatedAttention):
             widest = max(widest, 2 * (layer.heads + layer.kv_heads) * layer.head_dim)
             joined = max(joined, layer.heads * layer.head_dim)
+            splits = _splits(model, layer, capacity)
             partial = max(partial, splits * layer.heads * layer.head_dim)
             marks = max(marks, splits * layer.heads * 2)
         elif isinstance(layer, GatedMLP):
@@ -334,6 +336,16 @@ def room_sizes(model, capacity: int, tokens: int) -> list[int]:
 
 def _split(model) -> int:
     return SPLIT * 2 // model.dtype.itemsize
+
+
+def _near(model, layer: GatedAttention) -> int:
+    """Return the first position whose rows are split into whole splits."""
+    return WAVE // layer.kv_heads * (_split(model) // 2)
+
+
+def _splits(model, layer: GatedAttention, capacity: int) -> int:
+    split = _split(model)
+    return max(-(-min(capacity, _near(model, layer)) // (split // 2)), -(-capacity // split))
 
 
 def block_size(model, shared: int) -> int:

@@ -1,9 +1,9 @@
 // Gated attention of one token, or of TOKENS in a row: QK norm, rotary, row append, flash decode,
 // output gate.
 //
-// Rows are split by a fixed size, so the result depends on the position alone. A block has one
-// split of SPLIT rows and one KV head with its GROUP query heads; a second kernel joins the splits
-// in their order. What does not depend on this token is on its way before its projections are
+// Rows are split by a size that depends on the position alone, and so does the result: SPLIT, half
+// of it for tokens before NEAR, where whole splits would leave multiprocessors idle. A block has one
+// split and one KV head with its GROUP query heads; a second kernel joins the splits in their order. What does not depend on this token is on its way before its projections are
 // there: keys in registers, values in shared memory. mixed: fp32, a token's queries and gates (D each
 // a head), then HK keys, then HK values. Blocks behind the live rows leave at once. Of several
 // tokens (*count are live) the rows are written by a kernel in front; one token's block does it.
@@ -17,9 +17,7 @@
 #define LANES (ROW_CHUNKS < 8 ? ROW_CHUNKS : 8)  // lanes that share a row's score
 #define PER_LANE (ROW_CHUNKS / LANES)
 #define MANY (32 / LANES)                        // rows a warp scores at once
-#define TURNS ((SPLIT + 8 * MANY - 1) / (8 * MANY))
 #define SLOTS (256 / ROW_CHUNKS)                 // rows that the value pass takes at once
-#define DEPTH ((SPLIT + SLOTS - 1) / SLOTS)
 #define EACH ((D + 31) / 32)                     // values of a head that a lane has
 #define PAIRS ((ROTARY / 2 + 31) / 32)           // pairs of a head that a lane turns
 
@@ -91,26 +89,23 @@ append_rows(const float* mixed, elem* k_rows, elem* v_rows, const i64* position,
         append_row(mixed + t * WIDTH, k_rows, v_rows, at, kv, turn, eps, fresh, threadIdx.x);
 }
 
-extern "C" __global__ void __launch_bounds__(256)
-attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, const i64* count,
-       const float* qk_norm, float eps, const float* cosine, const float* sine, float* partial,
-       float* marks, const char* ahead, i64 ahead_bytes) {
+DEVICE int split_at(int at) { return at < NEAR ? SPLIT / 2 : SPLIT; }
+
+// The block's part of token t, whose position is at; HERE: rows of a split.
+template <int HERE>
+DEVICE void attend_split(const float* mixed, elem* k_rows, elem* v_rows, int before, int t,
+                         const float* qk_norm, float eps, const float* cosine, const float* sine,
+                         float* partial, float* marks) {
+    constexpr int TURNS = (HERE + 8 * MANY - 1) / (8 * MANY), DEPTH = (HERE + SLOTS - 1) / SLOTS;
     extern __shared__ float4 shared[];
     float* qs = (float*)shared;             // [GROUP][D]
     float* fresh = qs + GROUP * D;          // [D], the new key
-    float* scores = fresh + D;              // [GROUP][SPLIT]
-    elem* vs = (elem*)(scores + GROUP * SPLIT);  // [SPLIT][D]
+    float* scores = fresh + D;              // [GROUP][HERE]
+    elem* vs = (elem*)(scores + GROUP * HERE);  // [HERE][D]
     float* values = (float*)vs;             // [SLOTS][GROUP][D], once vs has been read
     const int kv = blockIdx.y, tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
-    const int t = TOKENS > 1 ? blockIdx.z : 0;
-    start_next();
-    if (tid == 0 && !t)
-        ask_ahead(ahead, ahead_bytes, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y);
-    const int before = (int)*position;  // nothing in this fold has moved it yet
-    const int at = before + t, length = at + 1;
-    const int first = blockIdx.x * SPLIT;
-    if (first >= length || (TOKENS > 1 && t >= *count)) return;  // block 0 stays, and waits for all
-    const int rows = min(SPLIT, length - first);
+    const int at = before + t, length = at + 1, first = blockIdx.x * HERE;
+    const int rows = min(HERE, length - first);
     const int part = lane % LANES, sub = lane / LANES;
     uint4 raw[TURNS][PER_LANE];
     auto keys = [&](int from, int to) {  // ask for the keys of rows [from, to) of this split
@@ -138,7 +133,7 @@ attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, cons
         for (int i = 0; i < PER_LANE; ++i) raw[turn][i] = make_uint4(0, 0, 0, 0);
     keys(0, old);
     bring(0, old);
-    bring(rows, SPLIT);
+    bring(rows, HERE);
     const bool owner = TOKENS == 1 && old < rows;  // writes the new row
     const Turn turn(qk_norm + (warp < GROUP ? kv * GROUP + warp : HK * GROUP + kv) * D,
                     cosine + (i64)at * ROTARY, sine + (i64)at * ROTARY, lane);
@@ -185,14 +180,14 @@ attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, cons
 #pragma unroll
             for (int offset = LANES / 2; offset; offset >>= 1)
                 dot[g] += __shfl_xor_sync(0xffffffffu, dot[g], offset);
-            if (part == 0 && r < SPLIT) scores[g * SPLIT + r] = dot[g] * scale;
+            if (part == 0 && r < HERE) scores[g * HERE + r] = dot[g] * scale;
         }
     }
     __syncthreads();
     const i64 place = ((i64)t * HK + kv) * gridDim.x + blockIdx.x;
     if (warp < GROUP) {
-        constexpr int LINES = (SPLIT + 31) / 32;
-        float* line = scores + warp * SPLIT;
+        constexpr int LINES = (HERE + 31) / 32;
+        float* line = scores + warp * HERE;
         float x[LINES], top = -INFINITE, sum = 0.0f;
 #pragma unroll
         for (int i = 0; i < LINES; ++i) {
@@ -204,7 +199,7 @@ attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, cons
         for (int i = 0; i < LINES; ++i) {
             x[i] = __expf(x[i] - top);  // 0 behind the live rows
             sum += x[i];
-            if (lane + 32 * i < SPLIT) line[lane + 32 * i] = x[i];
+            if (lane + 32 * i < HERE) line[lane + 32 * i] = x[i];
         }
         sum = warp_sum(sum);
         if (lane == 0) {
@@ -223,12 +218,12 @@ attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, cons
 #pragma unroll 4
     for (int b = 0; b < DEPTH; ++b) {
         const int r = slot + b * SLOTS;
-        if (SPLIT % SLOTS && r >= SPLIT) break;
+        if (HERE % SLOTS && r >= HERE) break;
         float w[VEC];
         widen(*(const uint4*)(vs + r * D + chunk * VEC), w);
 #pragma unroll
         for (int g = 0; g < GROUP; ++g) {
-            const float p = scores[g * SPLIT + r];
+            const float p = scores[g * HERE + r];
 #pragma unroll
             for (int i = 0; i < VEC; ++i) acc[g][i] = fmaf(p, w[i], acc[g][i]);
         }
@@ -248,6 +243,25 @@ attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, cons
     }
 }
 
+extern "C" __global__ void __launch_bounds__(256)
+attend(const float* mixed, elem* k_rows, elem* v_rows, const i64* position, const i64* count,
+       const float* qk_norm, float eps, const float* cosine, const float* sine, float* partial,
+       float* marks, const char* ahead, i64 ahead_bytes) {
+    const int t = TOKENS > 1 ? blockIdx.z : 0;
+    start_next();
+    if (threadIdx.x == 0 && !t)
+        ask_ahead(ahead, ahead_bytes, blockIdx.y * gridDim.x + blockIdx.x, gridDim.x * gridDim.y);
+    const int before = (int)*position, at = before + t;  // nothing in this fold has moved it yet
+    // Block 0 stays, and waits for all.
+    if (blockIdx.x * split_at(at) > at || (TOKENS > 1 && t >= *count)) return;
+    if (at < NEAR)
+        attend_split<SPLIT / 2>(mixed, k_rows, v_rows, before, t, qk_norm, eps, cosine, sine,
+                                partial, marks);
+    else
+        attend_split<SPLIT>(mixed, k_rows, v_rows, before, t, qk_norm, eps, cosine, sine, partial,
+                            marks);
+}
+
 // Join the splits of one query head and apply the output gate. splits: of the whole capacity.
 // SIDES threads share a value, each with every SIDES-th split.
 #define SIDES (1024 / D)
@@ -263,7 +277,7 @@ join(const float* mixed, const i64* position, const i64* count, const float* par
     const int head = blockIdx.x, kv = head / GROUP, g = head % GROUP, tid = threadIdx.x;
     const int lane = tid % 32, warp = tid / 32, d = tid % D, side = tid / D, t = blockIdx.y;
     start_next();
-    const int used = ((int)*position + t) / SPLIT + 1;
+    const int at = (int)*position + t, used = (at < NEAR ? at / (SPLIT / 2) : at / SPLIT) + 1;
     wait_inputs();
     if (TOKENS > 1 && t >= *count) {  // never computed: keep the product behind it finite
         if (!side) out[(t * HK * GROUP + head) * D + d] = 0.0f;

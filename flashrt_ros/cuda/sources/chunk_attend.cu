@@ -10,10 +10,10 @@
 #define WIDTH ((2 * GROUP + 2) * HK * D)
 #define PACKED (SIZE * GROUP)
 
-DEVICE i64 split_at(i64 position) {
-    i64 split = SPLIT;
-    while (split * MOST < position + SIZE) split *= 2;
-    return split;
+DEVICE int doublings_at(i64 position) {
+    int doublings = 0;
+    while (((i64)SPLIT * MOST << doublings) < position + SIZE) ++doublings;
+    return doublings;
 }
 
 // QK norm, rotary, row append. One warp a head; heads: HK GROUP queries, HK keys.
@@ -92,7 +92,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     wait_inputs();
     const int kv = blockIdx.y, first = blockIdx.x * TILE, live = (int)*count;
     if (first >= live * GROUP) return;
-    const i64 at = *position, split = split_at(at), begin = blockIdx.z * split;
+    const i64 at = *position, split = (i64)SPLIT << doublings_at(at);
+    const i64 begin = blockIdx.z * split;
     const i64 end = min(at + min(live, (first + TILE - 1) / GROUP + 1), begin + split);
     if (begin >= end) return;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -216,7 +217,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     wait_inputs();
     const int kv = blockIdx.y, first = blockIdx.x * TILE, live = (int)*count;
     if (first >= live * GROUP) return;
-    const i64 at = *position, split = split_at(at), begin = blockIdx.z * split;
+    const i64 at = *position, split = (i64)SPLIT << doublings_at(at);
+    const i64 begin = blockIdx.z * split;
     const i64 end = min(at + min(live, (first + TILE - 1) / GROUP + 1), begin + split);
     if (begin >= end) return;
     const int tid = threadIdx.x, r = tid / 16, c = tid % 16, row = first + r;
@@ -284,7 +286,7 @@ join_rows(const float* partial, const float* marks, const elem* mixed, const i64
     start_next();
     const int head = blockIdx.x, t = blockIdx.y, d = threadIdx.x * 2, lane = threadIdx.x % 32;
     const i64 at = *position;  // nothing in this fold has moved it yet
-    const int splits = (int)((at + t) / split_at(at)) + 1;
+    const int splits = (int)((at + t) / SPLIT >> doublings_at(at)) + 1;
     const bool live = t < *count;
     wait_inputs();
     elem* to = out + ((i64)t * HK * GROUP + head) * D + d;
