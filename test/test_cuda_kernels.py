@@ -145,7 +145,7 @@ def rewind(plan, storage: torch.Tensor) -> None:
 
 @pytest.mark.parametrize('border', [1, 2])
 def test_a_block_of_tokens_has_the_bits_of_as_many_steps(short, border):
-    """Also across splits of the attention, half of 128 rows (64 in fp32), from two of them whole."""
+    """Also across splits of the attention: of half of 128 rows (fp32: 64), later whole ones."""
     plan, ids = short, [(11 * i) % 512 for i in range(150)]
     assert plan.block == 4
     half = 64 if plan.arena['layers.1.k'].element_size() == 2 else 32

@@ -28,8 +28,8 @@ from flashrt_ros.models.layers.mlp import GatedMLP
 
 #: rows of a block of the attention in bfloat16, half as many in fp32
 SPLIT = 128
-#: blocks that a device runs at once: with half of the rows each, as long as these are enough for all
-#: heads. Both by the model and the position alone, which so decide the bits.
+#: blocks that a device runs at once: each has half of those rows for as long as that is enough for
+#: all heads. So the model and the position alone decide the bits.
 WAVE = 144
 COLUMNS = 16  # of a head's state that a block of the delta rule has
 BLOCK = 4  # tokens of a block where shared memory has room for their inputs

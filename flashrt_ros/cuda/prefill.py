@@ -24,7 +24,6 @@ from flashrt_ros.cuda.short_product import (
     ours,
     PARTIAL,
     queue,
-    SHORT,
     STORE,
     SWIGLU,
 )
