@@ -27,8 +27,8 @@ CACHE = Path(tempfile.gettempdir()) / 'flashrt-emulator'
 def without_assembler(text: str) -> str:
     """Cut out functions that hold inline assembler or are its counterparts; device.h has them."""
     names = '|'.join(('pack_bf16', 'leave_first', 'load_once', 'start_next', 'wait_inputs',
-                      'shared_at', 'copy_async', 'commit', 'arrive', 'matrices', 'matrices_turned', 'multiply',
-                      'fast_exp2', 'fast_inverse'))
+                      'shared_at', 'copy_async', 'commit', 'arrive', 'matrices',
+                      'matrices_turned', 'multiply', 'fast_exp2', 'fast_inverse'))
     pattern = re.compile(rf'^(template <int PENDING> )?DEVICE \w+ ({names})\(', re.MULTILINE)
     while match := pattern.search(text):
         at, depth = text.index('{', match.start()), 0
