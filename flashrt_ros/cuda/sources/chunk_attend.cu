@@ -73,11 +73,21 @@ qk_rows(const elem* mixed, const i64* count, const i64* position, const float* q
 #define TILE 64
 #define PITCH (D + 8)  // elements; keeps 16-byte rows on different banks
 
-DEVICE void load_rows(elem* to, const elem* rows, i64 first, int pitch, int live) {
-    for (int i = threadIdx.x; i < TILE * (D / 8); i += 128) {
-        const int r = i / (D / 8), c = i % (D / 8) * 8;
-        copy_async(to + r * PITCH + c, rows + (first + (r < live ? r : 0)) * pitch + c, r < live);
-    }
+// TILE rows, zeros behind the live ones. Nearly all tiles are whole: then an address a thread is
+// all there is to compute.
+template <int STRIDE>
+DEVICE void load_rows(elem* to, const elem* rows, i64 first, int live) {
+    constexpr int STEP = 128 / (D / 8);  // rows that all threads copy at once
+    const int r = threadIdx.x / (D / 8), c = threadIdx.x % (D / 8) * 8;
+    const elem* from = rows + (first + r) * STRIDE + c;
+    to += r * PITCH + c;
+    if (live >= TILE)
+#pragma unroll
+        for (int i = 0; i < TILE; i += STEP) copy_async(to + i * PITCH, from + i * STRIDE, true);
+    else
+#pragma unroll
+        for (int i = 0; i < TILE; i += STEP)
+            copy_async(to + i * PITCH, r + i < live ? from + i * STRIDE : rows, r + i < live);
 }
 
 // Four warps, each 16 query rows against TILE keys at a time (online softmax in base 2).
@@ -99,8 +109,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const elem* keys = k_rows + kv * D;
     const elem* values = v_rows + kv * D;
-    load_rows(qs, q + (i64)kv * PACKED * D, first, D, min(TILE, PACKED - first));
-    load_rows(ks, keys, begin, HK * D, (int)min((i64)TILE, end - begin));
+    load_rows<D>(qs, q + (i64)kv * PACKED * D, first, min(TILE, PACKED - first));
+    load_rows<HK * D>(ks, keys, begin, (int)min((i64)TILE, end - begin));
     commit();
     float o[D / 8][4], top[2] = {-INFINITE, -INFINITE}, sum[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -108,7 +118,7 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     const int row = first + warp * 16 + lane / 4;  // and row + 8
     const float scale = rsqrtf((float)D) * 1.44269504f;
     for (i64 base = begin; base < end; base += TILE) {
-        load_rows(vs, values, base, HK * D, (int)min((i64)TILE, end - base));
+        load_rows<HK * D>(vs, values, base, (int)min((i64)TILE, end - base));
         commit();
         arrive<1>();
         __syncthreads();
@@ -129,7 +139,7 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
         }
         __syncthreads();
         if (base + TILE < end)
-            load_rows(ks, keys, base + TILE, HK * D, (int)min((i64)TILE, end - base - TILE));
+            load_rows<HK * D>(ks, keys, base + TILE, (int)min((i64)TILE, end - base - TILE));
         commit();
         // Most spans lie before all queries of the block.
         const bool whole = base + TILE <= end && base + TILE <= at + first / GROUP + 1;
