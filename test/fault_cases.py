@@ -17,6 +17,7 @@ import torch
 
 from flashrt_ros import aligned, sampling
 from flashrt_ros.aligned import Aligned
+from flashrt_ros.answering import Answering
 from flashrt_ros.arena import Arena, Role, Rows
 from flashrt_ros.capsule import codec
 from flashrt_ros.capsule.boundary import HostState
@@ -454,6 +455,15 @@ def a_seed_marks_the_trunk(plant):
         return whole(self, session, frozen, host, parent_id, seed)
 
 
+def fork_of_a_session_takes_its_parent(plant):
+    """A fork off a session branches off the capsule that it came from."""
+    @plant.around(Engine, 'fork')
+    def fork(whole, self, capsule='', *, source_session='', sessions, seeds=()):
+        if source_session:
+            capsule = self.session(source_session).parent_id
+        return whole(self, capsule, sessions=sessions, seeds=seeds)
+
+
 def parked_save_loses_its_seed(plant):
     """A capsule of a parked branch is that of the trunk, whatever seed waits for the branch."""
     @plant.around(Sessions, '_reseeded')
@@ -562,6 +572,13 @@ def nothing_kept_for_an_abort(plant):
     @plant.around(Lineage, 'guard')
     def guard(whole, self, block=None):
         return nullcontext()
+
+
+def canceled_answer_stays(plant):
+    """A cancelled answer that was to be taken back is not."""
+    @plant.around(Answering, 'answer')
+    def answer(whole, self, request, control, listeners):
+        return whole(self, replace(request, rollback_on_cancel=False), control, listeners)
 
 
 def failed_rollback_stays_half_done(plant):
@@ -683,6 +700,7 @@ FAULTS = [
     Fault('immutable', last_page_grown_in_place), Fault('immutable', kept_boundary_changes),
     Fault('fork_divergent', forks_share_a_seed), Fault('fork_divergent', forks_share_a_block),
     Fault('fork_divergent', a_seed_marks_the_trunk, '; [1-9][0-9]* bytes of the trunk changed'),
+    Fault('fork_divergent', fork_of_a_session_takes_its_parent, 'went on otherwise'),
     Fault('fork_divergent', parked_save_loses_its_seed, 'parked branch gave NOT the same'),
     Fault('fork_divergent', restore_without(Role.RECURRENT)),
     Fault('fork_divergent', page_written_in_place),
@@ -704,9 +722,10 @@ FAULTS = [
     Fault('failed_restore_untouched', damage_overlooked, 'Restored in spite of: .* payload'),
     Fault('failed_restore_untouched', touches_before_it_checks),
     Fault('abort_untouched', nothing_kept_for_an_abort),
-    Fault('abort_untouched', cancel_unheard, ' and 0 cancels '),
+    Fault('abort_untouched', cancel_unheard, ' and 1 cancels '),  # that of an answer
     Fault('abort_untouched', reseeded_block_put_back),
     Fault('abort_untouched', failed_rollback_stays_half_done),
+    Fault('abort_untouched', canceled_answer_stays),
     Fault('ablation_kv_only', restore_without(Role.RECURRENT, Role.CONV, Role.BOUNDARY)),
     Fault('ablation_no_recurrent', restore_without(Role.RECURRENT)),
     Fault('ablation_no_recurrent', forgets_before_it_folds(Role.RECURRENT), FORGETFUL),

@@ -159,7 +159,7 @@ DEVICE_FAULTS = [
     Fault('closed_manifest', around_replay(keeps_device_memory)),
     Fault('closed_manifest', around_replay(writes_host_memory)),
     Fault('abort_untouched', nothing_kept_for_an_abort),
-    Fault('abort_untouched', cancel_unheard, ' and 0 cancels '),
+    Fault('abort_untouched', cancel_unheard, ' and 1 cancels '),  # that of an answer
     Fault('abort_untouched', lost_device_goes_on),
     Fault('graph_equals_eager', launches_lack_a_kernel, r'^[1-9]\d* bytes that differ'),
     Fault('capture_side_effect_free', capture_writes, r'^[1-9]\d* bytes that changed'),

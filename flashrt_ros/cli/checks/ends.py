@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 import shutil
 from typing import Any, TYPE_CHECKING
@@ -152,25 +153,25 @@ def abort_untouched(engine: Engine, sizes: Sizes) -> Check:
                 except (InjectedError, FlashrtError):
                     faults += 1
                 wrong += state.differing(want, state.snapshot(arena)) + (not arena.valid)
-    for chunks in (0, 1):
-        changed, heard = _cancelled(engine, text, chunks)
+    for cancel in (partial(_cancelled, chunks=0), partial(_cancelled, chunks=1), _taken_back):
+        changed, heard = cancel(engine, text)
         wrong, cancels = wrong + changed, cancels + heard
-    if wrong:
-        engine.restore(capsule='before')  # what was left behind may leave no room to go on
+        if wrong:
+            engine.restore(capsule='before')  # what was left behind may leave no room to go on
     engine.append(token_ids=text)
     after = state.steps(engine, 4)
     state.begin(engine, sizes, length=130, salt=20)
     engine.append(token_ids=text)
     clean = after.equals(state.steps(engine, 4))
     return Check(
-        'abort_untouched', wrong == 0 and clean and faults == places and cancels == 3, wrong,
+        'abort_untouched', wrong == 0 and clean and faults == places and cancels == 4, wrong,
         'live bytes that changed',
         f'{faults} faults, each {outcome.words if on_device else "in place of one operator"} in '
         f'the middle of an append{"" if on_device else ", a rollback"} or a generation, and '
         f'{cancels} cancels before and between the chunks of a prefill, one of them behind a '
-        f'restore with another seed; {state.live_size(want)} live bytes compared after each; '
-        f'what was appended then gives {"the" if clean else "NOT the"} logits of an '
-        'undisturbed run.')
+        f'restore with another seed, and in an answer that is then taken back; '
+        f'{state.live_size(want)} live bytes compared after each; what was appended then gives '
+        f'{"the" if clean else "NOT the"} logits of an undisturbed run.')
 
 
 def _cancelled(engine: Engine, text: list[int], chunks: int) -> tuple[int, int]:
@@ -186,6 +187,24 @@ def _cancelled(engine: Engine, text: list[int], chunks: int) -> tuple[int, int]:
         engine.plan.__dict__.pop('append', None)  # the method of the class again
     changed = state.differing(want, state.snapshot(engine.arena))
     return changed + (len(folded) != chunks), heard
+
+
+def _taken_back(engine: Engine, text: list[int]) -> tuple[int, bool]:
+    """Cancel an answer that is to leave no trace then; return as :func:`_cancelled`."""
+    from flashrt_ros.engine import Control, FinishReason, GenerateRequest
+    want, host = state.snapshot(engine.arena), engine.session().host
+    reason = FinishReason.STOP
+    for skip in range(5):
+        control = Control()
+        reason = engine.generate(
+            GenerateRequest(token_ids=text[skip:], max_tokens=4, rollback_on_cancel=True),
+            on_piece=lambda piece, control=control: control.cancel(),  # type: ignore[misc]
+            control=control).finish_reason
+        if reason is not FinishReason.STOP:
+            break
+        engine.restore(capsule='before')  # the answer was over with its first token: another text
+    changed = state.differing(want, state.snapshot(engine.arena))
+    return changed + (engine.session().host != host), reason is FinishReason.CANCELED
 
 
 def _cancel_after(engine: Engine, control: Control, chunks: int) -> list[int]:

@@ -110,17 +110,22 @@ def fork_divergent(engine: Engine, sizes: Sizes) -> Check:
     engine.restore(capsule='parked')
     tokens = [token for i in range(rounds) for token in turn('branch0', 'default', i)]
     parked = (tokens, state.digest(arena.live_bytes())) == cold['branch0']
+    engine.fork(source_session='branch1', sessions=['twin'])  # from where it stands, no capsule
+    ends = [(state.generate(engine, 4, name, temperature=1.0),
+             state.digest(arena.live_bytes())) for name in ('branch1', 'twin')]
+    twin = ends[0] == ends[1]
     engine.restore(capsule='trunk')
     changed += state.differing(trunk, state.snapshot(arena))
     count = len(seeds)
     return Check(
-        'fork_divergent', equal == distinct == count and answers > 1 and changed == 0 and parked,
-        distinct,
+        'fork_divergent', equal == distinct == count and answers > 1 and changed == 0 and parked
+        and twin, distinct,
         f'different end states of {count} branches',
         f'{count} branches (two seeds, two suffixes) took {rounds} turns each, interleaved; '
         f'{equal} of {count} equal their own run from nothing in tokens and in every live byte; '
         f'{answers} different answers; a capsule of a parked branch gave '
-        f'{"the same" if parked else "NOT the same"}; {changed} bytes of the trunk changed.')
+        f'{"the same" if parked else "NOT the same"}, a branch of a branch went on '
+        f'{"as that did" if twin else "otherwise"}; {changed} bytes of the trunk changed.')
 
 
 def rollback(engine: Engine, sizes: Sizes) -> Check:
