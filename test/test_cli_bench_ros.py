@@ -24,9 +24,10 @@ def test_everything_is_measured_beside_a_bare_peer(tmp_path):
             assert 0 < row[f'{key}_ms'] <= row[f'{key}_p99_ms'] and row[f'{key}_repeats'] >= 8
     for row in found['rows'][:2]:  # what a response says of itself is a part of the round trip
         assert 0 < row['restore_inside_ms'] < row['restore_ms']
+    assert 0 < found['node_ms_a_call'] < 1000
     tokens = found['tokens']
-    for name in ('token_latency', 'string_latency', 'token_latency_eight',
-                 'string_latency_eight', 'token_latency_only'):
+    for name in ('token_latency', 'feedback_latency', 'string_latency', 'token_latency_eight',
+                 'feedback_latency_eight', 'string_latency_eight', 'token_latency_only'):
         assert tokens[f'{name}_ms'] > 0 and tokens[f'{name}_repeats'] > 8
     # A wrong pairing of notes and arrivals would show as seconds, or below zero; a bare String
     # carries its time along, and is as late where the machine has no time for eight clients.

@@ -25,6 +25,7 @@ RATE = 10.0          # calls a second of each of the eight
 STRING_PERIOD = 0.01
 DEFAULT_RATE = 100.0  # Token messages a second: stream.max_rate_hz as it is by default
 START = 60.0         # seconds that a process may take to come up
+WARM = 5             # calls of each kind that are not counted
 LIMIT = 12.0         # seconds for one kind of measurement, so that all end within a minute
 #: limits of the design, in milliseconds and as a share; a machine that is busy misses them
 TARGETS = {'restore_streaming_over_own_ms': 2.0, 'restore_streaming_over_own_p99_ms': 5.0,
@@ -46,7 +47,9 @@ class Bench:
         self.samples: dict[str, Samples] = {}
         self.node: Any = None
         self.calls: Any = None
+        self.listener: Any = None
         self._setter: Any = None
+        self._node_seconds = 0.0  # of all its threads, for each of the idle calls
 
     def part(self, role: str, *arguments: str, **more: object) -> Part:
         """Start a process."""
@@ -65,6 +68,7 @@ class Bench:
         engine = self.part('engine')
         facts = engine.ask(do='find')
         plain, talker, leaver = self.part('plain'), self.part('talker'), self.part('leaver')
+        listener = self.listener = self.part('listener')
         client.wait_until_active(START)
         client.generate(token_ids=facts['ids'], max_tokens=0, session='talk').result(START)
         client.save('talk', 'talk', pin=True)
@@ -72,23 +76,28 @@ class Bench:
         self.decode(engine, talker, leaver)
         output.log(f'{time.monotonic() - begun:.0f} s: decoding is measured; now the services')
         count = 40 if self.quick else 200
+        before = self.node_seconds()
         self.trips(calls, 'idle', count)
+        self._node_seconds = (self.node_seconds() - before) / (
+            3 * (len(self.samples['list_idle'].seconds) + WARM))
         self.add('restore_own', engine.ask(do='restores', count=count))
         plain.ask(period=STRING_PERIOD)
+        listener.ask(do='listen')
         talker.ask(do='forever')
         self.trips(calls, 'streaming', count)
-        self.heard('token_latency', 'string_latency', talker.ask(do='stop'))
+        self.heard('', talker.ask(do='stop'), listener.ask(do='stop'))
         output.log(f'{time.monotonic() - begun:.0f} s: now {CLIENTS} clients')
         callers = [self.part('caller', session=f'c{number}') for number in range(CLIENTS)]
         for caller in callers:
             caller.hear()
+        listener.ask(do='listen')
         talker.ask(do='forever')
         for caller in callers:
             caller.tell(seconds=3.0 if self.quick else 8.0, rate=RATE)
         for caller in callers:
             for key, seconds in caller.hear().items():
                 self.add(f'{key}_eight', seconds)
-        self.heard('token_latency_eight', 'string_latency_eight', talker.ask(do='stop'))
+        self.heard('_eight', talker.ask(do='stop'), listener.ask(do='stop'))
         return self.document(facts)
 
     def rate(self, messages: float) -> None:
@@ -106,12 +115,12 @@ class Bench:
     def trips(self, calls: Calls, when: str, count: int) -> None:
         """Alternate between the calls; the bare one stands between all others."""
         until = time.monotonic() + LIMIT
-        for index in range(count + 5):
+        for index in range(count + WARM):
             if index > 30 and time.monotonic() > until:
                 break  # a machine that is busy gets fewer, and `repeats` says so
             for key in ('list', 'trigger', 'save', 'restore'):
                 seconds, response = calls.call(key)
-                if index >= 5:
+                if index >= WARM:
                     self.add(f'{key}_{when}', [seconds])
                     if key == 'restore':  # what of it is the node's: its turn, and the work
                         inside = response.elapsed.sec + response.elapsed.nanosec / 1e9
@@ -136,26 +145,33 @@ class Bench:
             for name, rate in (('heard', DEFAULT_RATE), ('each', 0.0)):
                 self.rate(rate)
                 seen = len(self.notes())
-                heard = talker.ask(do='goal')
+                self.listener.ask(do='listen')
+                told = talker.ask(do='goal')
+                found = self.listener.ask(do='stop')
                 blocks[name] = _intervals(_times(self.new_notes(seen)))
             if index:  # the first round warms up
                 for name, intervals in blocks.items():
                     self.add(f'token_{name}', intervals)
                     self.add(f'block_{name}', [statistics.fmean(intervals)])
-                self.heard('token_latency_only', '', heard)
+                self.heard('_only', told, found, False)
 
-    def heard(self, name: str, string: str, found: dict[str, Any]) -> None:
-        """Hold what the talker heard against what the probe noted."""
+    def heard(self, when: str, told: dict[str, Any], found: dict[str, Any],
+              strings: bool = True) -> None:
+        """Hold what talker and listener heard against what the probe noted."""
         noted = {(line['goal'], index): at for line in self.notes()
                  for at, index, _ in line['pieces']}
-        late = []
-        for goal, index, count, at in found['arrivals']:
-            for token in range(index, index + count):
-                if (goal, token) in noted:
-                    late.append((at - noted[goal, token]) / 1e9)
-        self.add(name, late)
-        if string:
-            self.add(string, [value / 1e9 for value in found['strings']])
+        for name, arrivals in (('feedback', told['arrivals']), ('token', found['arrivals'])):
+            self.add(f'{name}_latency{when}', [
+                (at - noted[goal, token]) / 1e9 for goal, index, count, at in arrivals
+                for token in range(index, index + count) if (goal, token) in noted])
+        if strings:
+            self.add(f'string_latency{when}', [value / 1e9 for value in found['strings']])
+
+    def node_seconds(self) -> float:
+        """Return the time that the node's threads have computed."""
+        stat = Path(f'/proc/{self.parts[-1].process.pid}/stat').read_text(encoding='ascii')
+        ticks = stat.rpartition(')')[2].split()[11:13]
+        return sum(map(int, ticks)) / os.sysconf('SC_CLK_TCK')
 
     def notes(self) -> list[dict[str, Any]]:
         """Return what the probe noted, a line a goal."""
@@ -188,8 +204,9 @@ class Bench:
                 get[f'restore_{when}'].median / get[f'trigger_{when}'].median, 3)
             rows.append(row)
         tokens: dict[str, Any] = {}
-        for name in ('token_latency_only', 'token_latency', 'string_latency',
-                     'token_latency_eight', 'string_latency_eight'):
+        for name in (*(f'{what}_latency{when}' for what in ('token', 'feedback')
+                       for when in ('_only', '', '_eight')),
+                     'string_latency', 'string_latency_eight'):
             tokens.update(get[name].document(name))
         decode: dict[str, Any] = {}
         for name in ('bare', 'alone', 'heard', 'each'):
@@ -208,7 +225,8 @@ class Bench:
             'token_latency_ms': get['token_latency_only'].median,
             'publishing_share': heard / alone - 1.0}
         return {
-            'rows': rows, 'tokens': tokens, 'decode': decode, **own.document('restore_own'),
+            'rows': rows, 'node_ms_a_call': round(self._node_seconds * 1e3, 3),
+            'tokens': tokens, 'decode': decode, **own.document('restore_own'),
             'targets': {name: {'found': round(found[name], 4), 'at_most': limit,
                                'met': found[name] <= limit} for name, limit in TARGETS.items()},
             'clients': CLIENTS, 'calls_a_second_each': RATE, 'cores': os.cpu_count(),

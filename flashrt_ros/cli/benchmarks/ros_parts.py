@@ -3,7 +3,8 @@ The processes of `bench ros` beside the node: each takes JSON lines on stdin and
 
 ``node`` is the node itself, with a probe that notes when the worker handed over each token;
 ``engine`` is a bare engine with the same model; ``plain`` serves a bare Trigger and publishes a
-bare String; ``talker`` sends goals and hears their tokens; ``caller`` is one of eight clients.
+bare String; ``talker`` sends goals and hears their feedback; ``listener`` subscribes to tokens and
+to the String; ``caller`` is one of eight clients.
 """
 
 from __future__ import annotations
@@ -177,30 +178,19 @@ def plain(wanted: Any) -> None:
 
 
 def talker(wanted: Any) -> None:
-    """Send goals, one after the other, and note when each token arrives."""
+    """Send goals, one after the other, and note when the feedback of each token arrives."""
     import rclpy
-    from std_msgs.msg import String
 
     from flashrt_ros.client import FlashrtClient
-    from flashrt_ros.msg import Token
     arrivals: list[tuple[str, int, int, int]] = []
-    strings: list[int] = []
     endings: list[int] = []
-
-    def hear(token: Token) -> None:
-        now = time.monotonic_ns()
-        arrivals.append((bytes(token.goal_id.uuid).hex(), token.index, len(token.token_ids), now))
-
     rclpy.init()
-    node = rclpy.create_node('talker')
-    node.create_subscription(Token, f'{wanted.node}/tokens', hear, 256)
-    node.create_subscription(String, f'{wanted.node}/{STRING}', lambda message: strings.append(
-        time.monotonic_ns() - int(message.data)), 256)
-    client = FlashrtClient(node, wanted.node, timeout=20.0)
+    client = FlashrtClient(rclpy.create_node('talker'), wanted.node, timeout=20.0)
 
     def goal() -> None:
-        stream = client.generate(session='talk', capsule='talk', max_tokens=wanted.tokens,
-                                 temperature=0.0, on_busy='wait')
+        stream = client.generate(
+            session='talk', capsule='talk', max_tokens=wanted.tokens, temperature=0.0,
+            on_busy='wait', on_token=lambda token: arrivals.append(_arrival(token)))
         endings.append(stream.result(60.0).completion_tokens)
 
     for command in commands():
@@ -208,7 +198,6 @@ def talker(wanted: Any) -> None:
             continue  # it has ended what ran, and that is answered
         client.wait_for(_after(0.3), 1.0)  # what came while nobody looked is not late
         arrivals.clear()
-        strings.clear()
         endings.clear()
         if command['do'] == 'forever':
             answer('started')
@@ -217,7 +206,51 @@ def talker(wanted: Any) -> None:
         else:
             goal()
         client.wait_for(_after(0.1), 1.0)  # the last tokens
-        answer({'arrivals': arrivals, 'strings': strings, 'endings': endings})
+        answer({'arrivals': arrivals, 'endings': endings})
+
+
+def listener(wanted: Any) -> None:
+    """Subscribe to the tokens and to the bare String, and note when each one arrives."""
+    import rclpy
+    from rclpy.executors import SingleThreadedExecutor
+    from std_msgs.msg import String
+
+    from flashrt_ros.msg import Token
+    arrivals: list[tuple[str, int, int, int]] = []
+    strings: list[int] = []
+    rclpy.init()
+    node = rclpy.create_node('listener')
+    executor = SingleThreadedExecutor()
+    executor.add_node(node)
+
+    def spin(seconds: float) -> None:
+        until = _after(seconds)
+        while not until():
+            executor.spin_once(timeout_sec=0.05)
+
+    for command in commands():
+        if command['do'] == 'stop':
+            continue
+        heard = [
+            node.create_subscription(Token, f'{wanted.node}/tokens', lambda token: arrivals.append(
+                _arrival(token)), 256),
+            node.create_subscription(String, f'{wanted.node}/{STRING}', lambda text: strings.append(
+                time.monotonic_ns() - int(text.data)), 256)]
+        spin(0.3)
+        arrivals.clear()
+        strings.clear()
+        answer('listening')
+        while not told():
+            executor.spin_once(timeout_sec=0.05)
+        spin(0.1)
+        for subscription in heard:
+            node.destroy_subscription(subscription)
+        answer({'arrivals': arrivals, 'strings': strings})
+
+
+def _arrival(token: Any) -> tuple[str, int, int, int]:
+    now = time.monotonic_ns()
+    return bytes(token.goal_id.uuid).hex(), token.index, len(token.token_ids), now
 
 
 def leave_alone(wanted: Any) -> None:
@@ -294,7 +327,7 @@ def main() -> int:
         parser.add_argument(option, type=int, default=0)
     wanted, _ = parser.parse_known_args()
     roles = {'node': node, 'engine': engine, 'plain': plain, 'talker': talker, 'caller': caller,
-             'leaver': leave_alone}
+             'leaver': leave_alone, 'listener': listener}
     try:
         return roles[wanted.role](wanted) or 0
     except FlashrtError as error:  # of the model, say: whoever measures tells it

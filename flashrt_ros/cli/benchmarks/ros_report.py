@@ -44,14 +44,18 @@ def _show(found: dict[str, Any]) -> None:
     console.print(table)
     console.print('  of a restore, inside the node: ' + ', '.join(
         f'{when[row["when"]]} {_pair(row, "restore_inside")}' for row in found['rows']
-        if 'restore_inside_ms' in row))
+        if 'restore_inside_ms' in row) +
+        f'\n  a call keeps the node computing for {found["node_ms_a_call"]:.3f} ms')
     tokens = found['tokens']
     console.print(
         f'\n[bold]a token, from worker to subscriber, milliseconds: median (p99)[/]\n'
-        f'  nothing else       {_pair(tokens, "token_latency_only")}\n'
+        f'  nothing else       {_pair(tokens, "token_latency_only")}, '
+        f'as feedback {_pair(tokens, "feedback_latency_only")}\n'
         f'  beside calls       {_pair(tokens, "token_latency")}, '
+        f'as feedback {_pair(tokens, "feedback_latency")}, '
         f'bare String {_pair(tokens, "string_latency")}\n'
         f'  with {found["clients"]} clients     {_pair(tokens, "token_latency_eight")}, '
+        f'as feedback {_pair(tokens, "feedback_latency_eight")}, '
         f'bare String {_pair(tokens, "string_latency_eight")}')
     decode = found['decode']
     console.print(
