@@ -37,6 +37,6 @@ def test_everything_is_measured_beside_a_bare_peer(tmp_path):
     decode = found['decode']
     for name in ('bare', 'alone', 'heard', 'each'):
         assert decode[f'{name}_tokens_per_second'] > 0 and decode[f'token_{name}_ms'] > 0
-    assert found['restore_own_ms'] > 0 and len(found['targets']) == 4
+    assert found['restore_own_ms'] > 0 and len(found['targets']) == 5
     assert all({'found', 'at_most', 'met'} <= target.keys() for target in found['targets'].values())
     assert found['clients'] == 8 and found['cores'] and found['model']['model'] == 'random:tiny'

@@ -63,7 +63,9 @@ def _show(found: dict[str, Any]) -> None:
         f'  bare engine        {decode["bare_tokens_per_second"]:,.1f}\n'
         f'  node, nobody hears {decode["alone_tokens_per_second"]:,.1f}\n'
         f'  node and client    {decode["heard_tokens_per_second"]:,.1f}; with a message for each '
-        f'token {decode["each_tokens_per_second"]:,.1f}')
+        f'token {decode["each_tokens_per_second"]:,.1f}\n'
+        f'  between tokens, ms {_pair(decode, "token_alone")}; with {found["clients"]} clients '
+        f'{_pair(decode, "token_eight")}')
     table = Table(title='\ntargets', box=None, pad_edge=False, header_style='bold')
     for heading in ('what', 'found', 'at most', ''):
         table.add_column(heading, justify='left' if heading == 'what' else 'right')
