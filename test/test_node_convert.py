@@ -17,7 +17,7 @@ from flashrt_ros.msg import CapsuleInfo, ErrorCode, NodeState, Token  # noqa: E4
 from flashrt_ros.node import convert  # noqa: E402
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Info:
     name: str = 'kit\0chen'
     id: str = 'ab'
@@ -92,3 +92,10 @@ def test_each_error_has_its_code():
     assert 'ValueError' in convert.error_text(ValueError('x'))
     result = round_trip(convert.generate_result(errors.Busy('Taken.'), Token.ERROR, None))
     assert isinstance(result, Generate.Result) and result.error_code == ErrorCode.BUSY
+
+
+def test_a_message_that_was_filled_before_is_taken_again():
+    first, second = Info(name='b'), Info(name='a')
+    known = {first: convert.capsule_info(first)}
+    listed = convert.capsule_list([first, second], known).capsules
+    assert [message.name for message in listed] == ['a', 'b'] and listed[1] is known[first]

@@ -8,7 +8,8 @@ here: plain Python numbers in range, plain bools, text without NUL and lone surr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, TYPE_CHECKING
 
 from builtin_interfaces.msg import Duration, Time
@@ -111,9 +112,15 @@ def capsule_info(info: EngineCapsule | None) -> CapsuleInfo:
         created=wall_time(info.created), note=text(info.note))
 
 
-def capsule_list(infos: Iterable[EngineCapsule]) -> CapsuleList:
-    """Return the message for all capsules, sorted by name."""
-    return CapsuleList(capsules=[capsule_info(i) for i in sorted(infos, key=lambda i: i.name)])
+def capsule_list(infos: Iterable[EngineCapsule],
+                 known: Mapping[EngineCapsule, CapsuleInfo] = MappingProxyType({})) -> CapsuleList:
+    """
+    Return the message for all capsules, sorted by name.
+
+    :param known: messages that were filled before: of a thousand capsules, few are new.
+    """
+    return CapsuleList(capsules=[
+        known.get(info) or capsule_info(info) for info in sorted(infos, key=lambda i: i.name)])
 
 
 def session_state(info: SessionInfo, busy: bool) -> SessionState:

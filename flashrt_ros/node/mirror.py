@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from flashrt_ros.node.node import CapsuleNode
     from flashrt_ros.node.runtime import Runtime
 
-_PERIOD = 0.05  # seconds between two looks
+_PERIOD = 0.05  # seconds between two looks, at least
+_SHARE = 0.05  # of the worker's time that looks may take: a thousand capsules take 5 to 10 ms
 
 
 class Mirror:
@@ -25,7 +26,8 @@ class Mirror:
 
     Sessions and capsules belong to the worker's thread, so it looks there, at a boundary, and
     publishes where something changed. A client that calls without pause must not make the worker
-    look without pause: there are at most twenty looks a second.
+    look without pause: there are at most twenty looks a second, and fewer where there is much to
+    see.
 
     :param node: gives the runtime, and takes the engine's facts.
     """
@@ -36,7 +38,9 @@ class Mirror:
         self._looking = self._stale = False
         self._planned = 0.0
         self._looked_at = 0.0
+        self._pause = _PERIOD
         self._on_disk: set[str] = set()
+        self.known: dict[Any, Any] = {}  # messages of the capsules, as they were seen last
 
     def forget(self) -> None:
         """Drop what is known of a runtime that is being freed."""
@@ -50,7 +54,7 @@ class Mirror:
         with self._lock:
             if self._planned > now:
                 return
-            wait = self._looked_at + _PERIOD - now
+            wait = self._looked_at + self._pause - now
             if wait > 0:
                 self._planned = now + wait
         if wait > 0:
@@ -86,6 +90,7 @@ class Mirror:
 
     def _read(self, engine: Engine) -> tuple[Any, Any, dict[str, Any]]:
         """Read the engine, on the worker thread."""
+        began = time.monotonic()
         try:
             engine.flush(0)
         except DeadlineExceeded:
@@ -93,7 +98,9 @@ class Mirror:
         except Exception as error:
             self._node.failure = f'a capsule was not written to disk, {describe(error)}'
             self._node.get_logger().error(self._node.failure)
-        return engine.sessions(), engine.list(), engine.facts()
+        seen = engine.sessions(), engine.list(), engine.facts()
+        self._pause = max(_PERIOD, (time.monotonic() - began) / _SHARE)
+        return seen
 
     def _publish(self, runtime: Runtime, future: Any) -> None:
         """Hand on what the worker saw. On its thread: the messages are filled elsewhere."""
@@ -117,7 +124,9 @@ class Mirror:
         self._on_disk = {info.name for info in capsules if 'disk' in info.tiers}
 
         def publish() -> None:
-            node.outbox.put_capsules(convert.capsule_list(capsules))
+            self.known = {info: self.known.get(info) or convert.capsule_info(info)
+                          for info in capsules}
+            node.outbox.put_capsules(convert.capsule_list(capsules, self.known))
             node.outbox.put_state(convert.node_state(
                 node.lifecycle, runtime.model, sessions, node.goals.busy_sessions(),
                 node.goals.waiting()))

@@ -236,7 +236,8 @@ class Services:
         session = check_name(request.session, 'session') if request.session else ''
         infos = await self._call(runtime, lambda engine: engine.list(), deadline=self._deadline())
         response.capsules = convert.capsule_list(
-            info for info in infos if not session or info.session == session).capsules
+            (info for info in infos if not session or info.session == session),
+            self._node.mirror.known).capsules
 
     async def _drop(self, runtime: Runtime, request: srv.DropCapsule.Request,
                     response: srv.DropCapsule.Response) -> None:
