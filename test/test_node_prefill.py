@@ -35,7 +35,9 @@ CALL = 5 * CHUNK  # a call waits for the end of a chunk; the rest is for a slow 
 
 @pytest.fixture(scope='module')
 def system(tmp_path_factory):
-    with running(tmp_path_factory.mktemp('node'), fault=SLOW) as (process, peer):
+    # A busy machine adds to the five seconds of a prefill, which are the limit by default.
+    with running(tmp_path_factory.mktemp('node'), fault=SLOW,
+                 timeouts__service=20.0) as (process, peer):
         yield peer
 
 
