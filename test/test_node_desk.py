@@ -10,7 +10,7 @@ rclpy = pytest.importorskip('rclpy')
 from rclpy.executors import SingleThreadedExecutor  # noqa: E402
 from std_srvs.srv import Trigger  # noqa: E402
 
-from flashrt_ros.node.desk import Desk, Reply  # noqa: E402
+from flashrt_ros.node.desk import Desk, Reply, run  # noqa: E402
 
 
 @pytest.fixture
@@ -116,3 +116,10 @@ def test_a_desk_that_is_closed_takes_nothing(world):
     world.desk.close()
     assert not world.desk._thread.is_alive()
     assert world.ask(0.2) is None
+
+
+def test_a_callback_of_an_action_that_waits_is_told():
+    async def waits():
+        await Reply()
+    with pytest.raises(RuntimeError, match='must not wait'):
+        run(waits())

@@ -12,12 +12,14 @@ from typing import Any, Generic, TYPE_CHECKING, TypeVar
 from rclpy.callback_groups import CallbackGroup
 from rclpy.guard_condition import GuardCondition
 from rclpy.impl.implementation_singleton import rclpy_implementation
+from rclpy.waitable import NumberOfEntities
 
 from flashrt_ros.stream import CALLS_QOS
 
 if TYPE_CHECKING:
     from rclpy.node import Node
     from rclpy.service import Service
+    from rclpy.waitable import Waitable
 
 T = TypeVar('T')
 Handler = Callable[[Any, Any], Coroutine['Reply[Any]', None, Any]]
@@ -70,6 +72,16 @@ class Reply(Generic[T]):
         return value
 
 
+def run(coroutine: Coroutine[Any, None, None]) -> None:
+    """Run a coroutine that awaits nothing that is not there."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    coroutine.close()
+    raise RuntimeError('a callback of an action must not wait')
+
+
 class _Elsewhere(CallbackGroup):
     """Keeps what is served at the desk out of the wait sets of the executor."""
 
@@ -85,13 +97,13 @@ class _Elsewhere(CallbackGroup):
 
 class Desk:
     """
-    Services of a node, served by a thread of their own instead of by its executor.
+    Services and actions of a node, served by a thread of their own instead of by its executor.
 
     For each call rclpy's executor makes three wait sets over all that the node has, and passes
     the call on twice: together more than half of what a call costs. Here the wait set is made
     once, and a handler that waited goes on in the thread that has the answer, and sends it.
 
-    Handlers are coroutines that await nothing but a `Reply`.
+    Handlers are coroutines that await nothing but a `Reply`; callbacks of actions do not wait.
 
     :param node: whose services these are; it destroys them, after `close`.
     :param on_error: told of what fails on the way.
@@ -100,7 +112,8 @@ class Desk:
     def __init__(self, node: Node, on_error: Callable[[BaseException], None]) -> None:
         self._node = node
         self._on_error = on_error
-        self._group = _Elsewhere()
+        self.group: CallbackGroup = _Elsewhere()
+        self._waitables: list[Waitable[Any]] = []
         self._services: list[tuple[Service, Handler]] = []
         self._guard = GuardCondition(None, None, context=node.context)
         self._closing = False
@@ -109,8 +122,12 @@ class Desk:
     def serve(self, kind: Any, name: str, handler: Handler) -> None:
         """Make a service, before `open`; `handler` fills its response and returns it."""
         service = self._node.create_service(
-            kind, name, self._never, qos_profile=CALLS_QOS, callback_group=self._group)
+            kind, name, self._never, qos_profile=CALLS_QOS, callback_group=self.group)
         self._services.append((service, handler))
+
+    def add(self, waitable: Waitable[Any]) -> None:
+        """Serve what was made in `group` too, such as an action server, before `open`."""
+        self._waitables.append(waitable)
 
     def open(self) -> None:
         """Begin to serve."""
@@ -126,11 +143,16 @@ class Desk:
 
     def _run(self) -> None:
         context: Any = self._node.context.handle
-        handles: list[Any] = [service.handle for service, _ in self._services]
+        services: list[Any] = [service.handle for service, _ in self._services]
         with ExitStack() as held:
-            for handle in (context, self._guard.handle, *handles):
+            for handle in (context, self._guard.handle, *services, *self._waitables):
                 held.enter_context(handle)
-            self._serve(rclpy_implementation.WaitSet(0, 1, 0, 0, len(handles), 0, context))
+            count = NumberOfEntities(0, 1, 0, 0, len(services))
+            for waitable in self._waitables:
+                count += waitable.get_num_entities()
+            self._serve(rclpy_implementation.WaitSet(
+                count.num_subscriptions, count.num_guard_conditions, count.num_timers,
+                count.num_clients, count.num_services, count.num_events, context))
 
     def _serve(self, wait_set: Any) -> None:
         while not self._closing and self._node.context.ok():
@@ -139,8 +161,13 @@ class Desk:
                 wait_set.add_guard_condition(self._guard.handle)
                 for service, _ in self._services:
                     wait_set.add_service(service.handle)
+                for waitable in self._waitables:
+                    waitable.add_to_wait_set(wait_set)
                 wait_set.wait(-1)
                 ready = wait_set.get_ready_entities('service')
+                for waitable in self._waitables:
+                    if waitable.is_ready(wait_set):
+                        run(waitable.execute(waitable.take_data()))
             except Exception as error:
                 self._on_error(error)
                 time.sleep(0.1)  # not without pause, should it go on

@@ -9,7 +9,6 @@ import uuid
 
 from rclpy.action import ActionServer, CancelResponse, GoalResponse
 from rclpy.action.server import ServerGoalHandle
-from rclpy.callback_groups import CallbackGroup
 from rclpy.qos_overriding_options import QoSOverridingOptions
 from std_msgs.msg import String
 from unique_identifier_msgs.msg import UUID
@@ -17,6 +16,7 @@ from unique_identifier_msgs.msg import UUID
 from flashrt_ros.action import Generate
 from flashrt_ros.errors import FlashrtError
 from flashrt_ros.msg import Token
+from flashrt_ros.node.desk import Desk, run
 from flashrt_ros.node.goals import Goal, Goals
 from flashrt_ros.node.jobs import describe, is_fault, report
 from flashrt_ros.node.publishers import TEXT_QOS, TOKENS_QOS
@@ -36,15 +36,16 @@ class _Server(ActionServer):
 
     A goal in the state EXECUTING with a coroutine that awaits its end would do the same, but
     rclpy polls each such coroutine at every wake-up of the executor and keeps an entry for every
-    poll: a long goal beside a busy topic slows the whole node down.
+    poll: a long goal beside a busy topic slows the whole node down. So what ends a goal hands it
+    back, and its thread sends the result.
     """
 
     def notify_execute(self, goal_handle: ServerGoalHandle, execute_callback: Any) -> None:
         """Do nothing yet; `finish` hands the goal over."""
 
     def finish(self, goal_handle: ServerGoalHandle, execute_callback: Any) -> None:
-        """Let the executor run `execute_callback`, which sets the terminal state."""
-        super().notify_execute(goal_handle, execute_callback)
+        """Run `execute_callback`, which sets the terminal state, and send the result."""
+        run(self._execute_goal(execute_callback, goal_handle))
 
 
 class GenerateServer:
@@ -53,22 +54,24 @@ class GenerateServer:
 
     :param node: says whether it is active, and gives the worker.
     :param goals: the open goals.
-    :param group: callback group of action and subscription.
+    :param desk: takes goals, cancels and requests for results, one after the other: two goals of
+        a conversation must not overtake each other on the way in.
     """
 
-    def __init__(self, node: CapsuleNode, goals: Goals, group: CallbackGroup) -> None:
+    def __init__(self, node: CapsuleNode, goals: Goals, desk: Desk) -> None:
         self._node = node
         self._goals = goals
         self._by_id: dict[bytes, Goal] = {}
         self._canceled_early: set[bytes] = set()
         self._arrival = 0.0
         self._server = _Server(
-            node, Generate, '~/generate', execute_callback=self._never, callback_group=group,
+            node, Generate, '~/generate', execute_callback=self._never, callback_group=desk.group,
             goal_callback=self._arrived,
             handle_accepted_callback=self._accepted, cancel_callback=self._cancel,
             feedback_pub_qos_profile=TOKENS_QOS, result_timeout=RESULT_KEPT, **ACTION_QOS)
+        desk.add(self._server)
         self._prompts = node.create_subscription(
-            String, '~/prompt', self._prompted, TEXT_QOS, callback_group=group,
+            String, '~/prompt', self._prompted, TEXT_QOS,
             qos_overriding_options=QoSOverridingOptions.with_default_policies())
 
     @property
@@ -133,12 +136,12 @@ class GenerateServer:
         return CancelResponse.ACCEPT
 
     def _ended(self, handle: ServerGoalHandle, goal: Goal) -> None:
-        """Hand a goal back to the executor; its last message is out. On the outbox's thread."""
+        """Hand a goal back; its last message is out. On the outbox's thread."""
         self._log(goal)
         self._server.finish(handle, lambda _: self._result(handle, goal))
 
     def _result(self, handle: ServerGoalHandle, goal: Goal) -> Generate.Result:
-        """Set the terminal state and return the result. On the executor."""
+        """Set the terminal state and return the result. On the outbox's thread."""
         try:
             result = goal.result()
             if goal.error is None:

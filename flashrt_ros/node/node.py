@@ -7,7 +7,7 @@ from functools import partial
 import time
 from typing import Any
 
-from rclpy.callback_groups import MutuallyExclusiveCallbackGroup, ReentrantCallbackGroup
+from rclpy.callback_groups import ReentrantCallbackGroup
 from rclpy.clock import Clock, ClockType
 from rclpy.impl.implementation_singleton import rclpy_implementation
 from rclpy.lifecycle import LifecycleState, TransitionCallbackReturn
@@ -69,9 +69,8 @@ class CapsuleNode(LifecycleNodeMixin, Node):
         self.outbox = Outbox(self, self.parameters, partial(self._complain, 'Publishing'))
         self.mirror = Mirror(self)
         self.goals = Goals(self.outbox, self.alarms, self.statistics, self.mirror.refresh)
-        # In one group: two goals of a conversation must not overtake each other on the way in.
-        self.generate = GenerateServer(self, self.goals, MutuallyExclusiveCallbackGroup())
-        self.desk = Desk(self, partial(self._complain, 'A service'))
+        self.desk = Desk(self, partial(self._complain, 'A request'))
+        self.generate = GenerateServer(self, self.goals, self.desk)
         self.services_ = Services(self, self.goals, self.desk)
         self.diagnostics = diagnostics.Diagnostics(self)
         self.alarms.every(0.25, self._watch)
