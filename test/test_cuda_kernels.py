@@ -164,6 +164,29 @@ def test_a_block_of_tokens_has_the_bits_of_as_many_steps(short, border):
         at, start = at + count, one_by_one
 
 
+@pytest.mark.parametrize('room', [1, 2, 3])
+def test_a_block_where_shared_memory_is_short_has_the_bits_of_steps(monkeypatch, room):
+    """So it is with 12288 inner values and 163 KiB, or with 17408 and 227: three would fit."""
+    from flashrt_ros.cuda import decode
+    tiny = {**Qwen35.presets['tiny'], 'num_hidden_layers': 2}
+    monkeypatch.setitem(Qwen35.presets, 'short', tiny)
+    deepest = max(tiny['intermediate_size'], tiny['hidden_size'],
+                  tiny['num_attention_heads'] * tiny['head_dim'],
+                  tiny['linear_num_value_heads'] * tiny['linear_value_head_dim'])
+    size = decode.block_size
+    monkeypatch.setattr(decode, 'block_size',
+                        lambda model, _: size(model, 1024 + room * 4 * deepest))
+    plan = plans(monkeypatch, 'bfloat16', 'random:short')[0]
+    plan.append(list(range(1, 9)))
+    start, ids = plan.arena.storage.clone(), [5, 6, 7, 8]
+    for token in ids:
+        plan.append([token])
+    one_by_one = plan.arena.storage.clone()
+    rewind(plan, start)
+    plan.append(ids)
+    assert torch.equal(plan.arena.storage, one_by_one)
+
+
 @pytest.mark.parametrize('settings', [(0.0, 0, 1.0), (0.9, 40, 0.95)])
 def test_a_draft_leaves_what_steps_leave(short, settings):
     """Case 12 on the kernels of the device: of a block of four none to all guesses hold."""

@@ -349,12 +349,18 @@ def _splits(model, layer: GatedAttention, capacity: int) -> int:
 
 
 def block_size(model, shared: int) -> int:
-    """Return how many tokens a block has where ``shared`` bytes of shared memory are there."""
+    """
+    Return how many tokens a block has where ``shared`` bytes of shared memory are there.
+
+    One or an even number: two teams of a block in ``gemv.cu`` take turns at its tokens, and meet at
+    a barrier for each, so that an odd one would let a team go on before its inputs are there.
+    """
     deepest = max(
         layer.value_heads * layer.value_dim if isinstance(layer, GatedDeltaNet)
         else layer.heads * layer.head_dim if isinstance(layer, GatedAttention)
         else layer.intermediate for layer in model.layers)
-    return max(1, min(BLOCK, (shared - 1024) // (4 * max(deepest, model.config.hidden))))
+    room = min(BLOCK, (shared - 1024) // (4 * max(deepest, model.config.hidden)))
+    return room // 2 * 2 if room > 1 else 1
 
 
 def tiling(rows: int, depth: int, vector: int, epilogue: int,
