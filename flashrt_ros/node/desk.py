@@ -165,9 +165,7 @@ class Desk:
                     waitable.add_to_wait_set(wait_set)
                 wait_set.wait(-1)
                 ready = wait_set.get_ready_entities('service')
-                for waitable in self._waitables:
-                    if waitable.is_ready(wait_set):
-                        run(waitable.execute(waitable.take_data()))
+                others = [waitable for waitable in self._waitables if waitable.is_ready(wait_set)]
             except Exception as error:
                 self._on_error(error)
                 time.sleep(0.1)  # not without pause, should it go on
@@ -175,6 +173,11 @@ class Desk:
             for service, handler in self._services:
                 if service.handle.pointer in ready:
                     self._take(service, handler)
+            for waitable in others:
+                try:
+                    run(waitable.execute(waitable.take_data()))
+                except Exception as error:
+                    self._on_error(error)
 
     def _take(self, service: Any, handler: Handler) -> None:
         try:

@@ -232,10 +232,12 @@ def listener(wanted: Any) -> None:
         if command['do'] == 'stop':
             continue
         heard = [
-            node.create_subscription(Token, f'{wanted.node}/tokens', lambda token: arrivals.append(
-                _arrival(token)), 256),
-            node.create_subscription(String, f'{wanted.node}/{STRING}', lambda text: strings.append(
-                time.monotonic_ns() - int(text.data)), 256)]
+            node.create_subscription(
+                Token, f'{wanted.node}/tokens',
+                lambda token: arrivals.append(_arrival(token)), 256),
+            node.create_subscription(
+                String, f'{wanted.node}/{STRING}',
+                lambda text: strings.append(time.monotonic_ns() - int(text.data)), 256)]
         spin(0.3)
         arrivals.clear()
         strings.clear()
