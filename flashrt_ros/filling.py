@@ -55,6 +55,8 @@ def _fitting(name: str, kind: str, value: Any) -> Any:
     if kind in ('float', 'double'):
         return float(value)
     if sequence is not None:
+        if isinstance(value, str):  # a sequence of its characters, which nobody means
+            raise TypeError(f'{name} must be a sequence, not a string')
         return [_fitting(name, sequence[1], item) for item in value]
     return value
 
@@ -82,5 +84,5 @@ def to_duration(seconds: float) -> Duration:
     if not (math.isfinite(seconds) and abs(seconds) <= _LONGEST):
         raise InvalidArgument(f'a time must be a number of seconds of at most {_LONGEST}, not '
                               f'{seconds:g}.')
-    whole = int(seconds)
+    whole = math.floor(seconds)  # of a negative time too the nanoseconds count upwards
     return Duration(sec=whole, nanosec=min(int((seconds - whole) * 1e9), 999_999_999))

@@ -44,9 +44,11 @@ class GoalClient(ActionClient):
 
     async def execute(self, taken_data: Any) -> None:
         """Hand on what was taken; another thread that is at it already takes ours along."""
-        while self._heard and self._hearing.acquire(blocking=False):
-            try:
-                self._hear(self._heard.popleft())
-            finally:
-                self._hearing.release()
-        await super().execute(taken_data)
+        try:
+            while self._heard and self._hearing.acquire(blocking=False):
+                try:
+                    self._hear(self._heard.popleft())
+                finally:
+                    self._hearing.release()
+        finally:  # a listener that fails must not lose the result that came with its token
+            await super().execute(taken_data)

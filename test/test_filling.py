@@ -11,6 +11,7 @@ pytest.importorskip('rclpy')
 sys.path.insert(0, str(Path(__file__).parent))
 
 from node_cases import code_of, running  # noqa: E402
+from rclpy.serialization import deserialize_message, serialize_message  # noqa: E402
 
 from flashrt_ros.action import Generate  # noqa: E402
 from flashrt_ros.errors import InvalidArgument  # noqa: E402
@@ -45,7 +46,8 @@ def test_values_become_plain_ones():
 
 
 def test_what_is_no_value_of_the_field_is_a_type_error():
-    for fields in ({'max_tokens': 2.5}, {'max_tokens': None}, {'prompt': 7}, {'promt': 'x'}):
+    for fields in ({'max_tokens': 2.5}, {'max_tokens': None}, {'prompt': 7}, {'promt': 'x'},
+                   {'stop': 'END'}):  # three stop strings of one character
         with pytest.raises(TypeError):
             fill(Generate.Goal, **fields)
     with pytest.raises(TypeError, match="'promt'; there are session, prompt, "):
@@ -56,6 +58,14 @@ def test_what_is_no_value_of_the_field_is_a_type_error():
 def test_times_that_no_message_holds(seconds):
     with pytest.raises(InvalidArgument, match='a time must be'):
         to_duration(seconds)
+
+
+@pytest.mark.parametrize(('seconds', 'sec', 'nanosec'), [
+    (1.25, 1, 250_000_000), (-0.5, -1, 500_000_000), (-1.75, -2, 250_000_000), (-3.0, -3, 0)])
+def test_a_negative_time_arrives_and_is_refused_by_the_node(seconds, sec, nanosec):
+    made = to_duration(seconds)
+    assert (made.sec, made.nanosec) == (sec, nanosec)
+    assert deserialize_message(serialize_message(made), type(made)) == made
 
 
 def test_the_client_refuses_before_anything_is_sent(tmp_path):
@@ -69,6 +79,7 @@ def test_the_client_refuses_before_anything_is_sent(tmp_path):
                         lambda: client.fork(['a'], seeds=[-1]),
                         lambda: client.generate('go', max_tokens=1 << 40),
                         lambda: client.generate(messages=[('user', '\udcff')]),
-                        lambda: client.generate('go', timeout=math.inf)):
+                        lambda: client.generate('go', timeout=math.inf),
+                        lambda: client.generate('go', timeout=-0.5).result(20)):
             assert code_of(refused) == 'INVALID_ARGUMENT'
         assert client.list() == [] and client.rollback(tokens=1).error_code == 0

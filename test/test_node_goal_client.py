@@ -8,6 +8,8 @@ import pytest
 
 pytest.importorskip('rclpy')
 
+from rclpy.task import Future  # noqa: E402
+
 from flashrt_ros.goal_client import GoalClient  # noqa: E402
 
 
@@ -60,3 +62,17 @@ def test_a_listener_that_fails_stops_nobody(client):
         client.execute({}).send(None)
     run(client.execute({}))
     assert heard == ['failed', 'second']
+
+
+def test_a_listener_that_fails_loses_no_answer(client):
+    """A result that was taken together with the token would be waited for in vain."""
+    answer = Future()
+
+    def hear(message):
+        raise KeyError(message)
+    client._hear = hear
+    client._heard.append('last')
+    client._pending_result_requests = {7: answer}
+    with pytest.raises(KeyError):
+        client.execute({'result': (7, 'the result')}).send(None)
+    assert answer.result() == 'the result'
