@@ -22,6 +22,7 @@ from flashrt_ros.errors import InvalidArgument
 LOGITS = 'logits'
 _M0, _M1, _W0, _W1 = 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 _U32, _U64 = 0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF
+_LEAST = 2.0 ** -149  # below, the fp32 of the state is 0, which is no top_p
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Sampling:
                 f'temperature must lie in [0, 100] (0 is greedy), not {self.temperature}.')
         if not 0 <= self.top_k < 2 ** 31:
             raise InvalidArgument(f'top_k must be 0 (off) or a positive count, not {self.top_k}.')
-        if not (math.isfinite(self.top_p) and 0.0 < self.top_p <= 1.0):
+        if not (math.isfinite(self.top_p) and _LEAST <= self.top_p <= 1.0):
             raise InvalidArgument(f'top_p must lie in (0, 1] (1 is off), not {self.top_p}.')
         if not 0 <= self.seed <= _U64:
             raise InvalidArgument(f'seed must be an unsigned 64-bit number, not {self.seed}.')

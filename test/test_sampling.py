@@ -118,10 +118,15 @@ def test_sampling_changes_nothing(arena):
     assert torch.equal(arena.storage, before)
 
 
+def test_the_least_top_p_is_one_in_the_state_too(arena):
+    sampling.write(arena, Sampling(1.0, top_p=2.0 ** -149), 0)
+    assert sampling.read(arena)[0].top_p == 2.0 ** -149
+
+
 @pytest.mark.parametrize('bad', [
     {'temperature': -1.0}, {'temperature': float('nan')}, {'temperature': float('inf')},
-    {'top_p': 0.0}, {'top_p': 1.5}, {'top_p': float('nan')}, {'top_k': -1}, {'top_k': 2 ** 31},
-    {'seed': -1}, {'seed': 2 ** 64}])
+    {'top_p': 0.0}, {'top_p': 1e-60}, {'top_p': 1.5}, {'top_p': float('nan')}, {'top_k': -1},
+    {'top_k': 2 ** 31}, {'seed': -1}, {'seed': 2 ** 64}])
 def test_bad_settings_are_refused_with_the_range(bad):
     with pytest.raises(InvalidArgument, match=next(iter(bad))):
         Sampling(**bad)
