@@ -117,6 +117,19 @@ def test_splits_that_are_doubled_with_the_position(monkeypatch, dtype):
         close(plan, reference, 2e-5 if dtype == 'float32' else 4e-2)
 
 
+def test_the_capacity_decides_no_bit(monkeypatch):
+    """Also where dead tokens of a bucket lie behind it: a capsule may go to another context."""
+    monkeypatch.setattr('flashrt_ros.cuda.prefill.SPLITS', {512: (64, 4)})
+    monkeypatch.setitem(Qwen35.presets, 'short', {**Qwen35.presets['tiny'], 'num_hidden_layers': 2})
+    states = []
+    for capacity in (104, 512):
+        plan = plans(monkeypatch, 'bfloat16', 'random:short', capacity)[0]
+        plan.append([(7 * i) % 512 for i in range(98)])
+        plan.append([(5 * i) % 512 for i in range(6)])
+        states.append(plan.arena.fixed)
+    assert torch.equal(*states)
+
+
 def test_steps_agree_with_the_reference(monkeypatch):
     plan, reference = plans(monkeypatch, 'float32')
     for each in (plan, reference):

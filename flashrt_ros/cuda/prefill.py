@@ -98,9 +98,14 @@ def _mlp_width(model) -> int:
 
 
 def splits(size: int, capacity: int) -> tuple[int, int]:
-    """Return the least rows of a split, and how many there are at most."""
+    """
+    Return the least rows of a split, and how many there are at most.
+
+    A kernel doubles the rows until all of a bucket's tokens are covered, the dead ones too, which
+    may lie behind the capacity: with room for them it does so where any other capacity would.
+    """
     rows, most = next((SPLITS[bucket] for bucket in SPLITS if size <= bucket), SPLITS[GRID])
-    return rows, min(most, -(-capacity // rows))
+    return rows, min(most, -(-(capacity + size) // rows))
 
 
 class Prefill:
