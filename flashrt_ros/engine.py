@@ -170,8 +170,9 @@ class Engine:
 
         :param on_piece: called once a step, before the token is folded; must return quickly.
         :param between: called between steps, at a boundary; may save this session.
-        :param aside: called between the chunks of the prefill, and on a CPU between the layers,
-            where there is no boundary; may do what leaves this session alone.
+        :param aside: called where there is no boundary: between the chunks of the prefill, on a
+            CPU between the layers, on a device while a token is waited for; may do what leaves
+            this session and the arena alone.
         :raises FlashrtError: a refusal, or a fault on the way; nothing has changed then but for
             the restore that was asked for.
         """
