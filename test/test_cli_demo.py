@@ -4,8 +4,11 @@ import importlib.util
 import io
 import json
 from pathlib import Path
+import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from rich.console import Console
@@ -72,6 +75,39 @@ def test_a_node_that_cannot_start_is_a_failure_that_says_why():
     process = demo('--model', '/nonexistent/model', '--start-timeout', '6')
     assert process.returncode == exits.FAILED
     assert 'model' in process.stderr and 'Traceback' not in process.stderr
+
+
+@needs_ros
+@pytest.mark.skipif(sys.platform != 'linux', reason='only Linux tells of a dead parent')
+@pytest.mark.parametrize(('number', 'status'), [(signal.SIGTERM, 128 + signal.SIGTERM),
+                                                (signal.SIGKILL, -signal.SIGKILL)])
+def test_its_node_ends_with_it(tmp_path, monkeypatch, number, status):
+    monkeypatch.setenv('TMPDIR', str(tmp_path))  # what a killed process leaves there
+    errors = tmp_path / 'errors'
+    with errors.open('w') as file, subprocess.Popen(
+            [sys.executable, '-m', 'flashrt_ros.cli.main', 'demo', '--scene', 'workshop'],
+            stdout=subprocess.PIPE, stderr=file, text=True) as process:
+        found = None
+        while found is None:
+            line = process.stdout.readline()
+            assert line, errors.read_text()
+            found = re.search(r'capsule_node as process (\d+)', line)
+        assert exists(int(found[1]))
+        process.send_signal(number)
+        assert process.wait(40) == status
+    assert 'Traceback' not in errors.read_text()
+    deadline = time.monotonic() + 40
+    while exists(int(found[1])):
+        assert time.monotonic() < deadline, 'the node was left behind'
+        time.sleep(0.05)
+
+
+def exists(pid):
+    """Tell whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] != 'Z'
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 @needs_none

@@ -36,7 +36,7 @@ def demo(
     the node killed and restarted, and a table of what it cost. Every claim is tested; exit code 1
     if one does not hold.
     """
-    from flashrt_ros.cli.show.process import NodeProcess, private_environment
+    from flashrt_ros.cli.show.process import NodeProcess, private_environment, sigterm_unwinds
     from flashrt_ros.cli.show.scenes import load
     from flashrt_ros.cli.show.screen import open_screen
     chosen = load(scene)
@@ -60,7 +60,7 @@ def demo(
             'setup.bash of your workspace, or run `make demo`, which installs what is missing; '
             '`flashrt-ros doctor` tells more.') from missing
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix='flashrt-demo-') as folder:
+    with sigterm_unwinds(), tempfile.TemporaryDirectory(prefix='flashrt-demo-') as folder:
         namespace = f'/demo_{os.getpid()}'
         node = NodeProcess(
             {'autostart': True, 'model.path': model, 'context.max_tokens': 4096,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+import os
 from pathlib import Path
 import re
 import signal
@@ -14,6 +17,8 @@ from flashrt_ros.errors import BY_CODE, FlashrtError, Internal
 class NodeProcess:
     """
     Starts, kills and restarts one node; its log goes to a file.
+
+    Where this process is killed, the node ends too (:mod:`flashrt_ros.cli.show.tether`).
 
     :param parameters: of the node.
     :param namespace: keeps it apart from other nodes of the domain.
@@ -29,9 +34,9 @@ class NodeProcess:
         self.process: subprocess.Popen | None = None
 
     def start(self) -> int:
-        """Start the process and return its id; the node may take seconds to come up."""
-        command = [sys.executable, '-m', 'flashrt_ros.node.main', '--ros-args',
-                   '-r', f'__ns:={self.namespace}']
+        """Start it, in the main thread, and return its id; the node may take seconds to come up."""
+        command = [sys.executable, '-m', 'flashrt_ros.cli.show.tether', str(os.getpid()),
+                   '--ros-args', '-r', f'__ns:={self.namespace}']
         for name, value in self.parameters.items():
             text = str(value).lower() if isinstance(value, bool) else str(value)
             command += ['-p', f'{name}:={text}']
@@ -83,3 +88,21 @@ def private_environment(domain: int) -> dict[str, str]:
     from flashrt_ros.cli.checks.process import child_environment
     return {**child_environment(), 'ROS_DOMAIN_ID': str(domain),
             'ROS_AUTOMATIC_DISCOVERY_RANGE': 'LOCALHOST', 'PYTHONUNBUFFERED': '1'}
+
+
+@contextmanager
+def sigterm_unwinds() -> Iterator[None]:
+    """
+    Let SIGTERM end the block as Ctrl-C does, by an exception that no ``except Exception`` sees.
+
+    Before `rclpy.init`, whose own handler then calls this one; without it a client that spins gets
+    a traceback.
+    """
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
