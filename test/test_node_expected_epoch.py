@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip('rclpy')
 sys.path.insert(0, str(Path(__file__).parent))
 
+from builtin_interfaces.msg import Duration  # noqa: E402
 from node_cases import clean, code_of, running, start_long  # noqa: E402
 
 from flashrt_ros import srv  # noqa: E402
@@ -60,6 +61,20 @@ def test_of_two_that_restore_in_one_epoch_the_second_is_refused(client):
     assert stands(client) == before
     assert client.restore('scene', expected_epoch=told).epoch > told
     assert client.restore('scene').error_code == 0
+
+
+def test_a_refusal_of_a_field_tells_where_the_session_stands_too(client):
+    epoch, position = stands(client)
+    assert epoch and position
+    for request in (srv.RestoreCapsule.Request(capsule='scene', on_busy=9),
+                    srv.RestoreCapsule.Request(capsule='no name'),
+                    srv.RestoreCapsule.Request(capsule='scene', timeout=Duration(sec=-1))):
+        told = client.call('restore_capsule', request, check=False)
+        assert told.error_code in (ErrorCode.INVALID_ARGUMENT, ErrorCode.INVALID_NAME)
+        assert told.epoch == epoch
+    told = client.call('rollback', srv.Rollback.Request(to=7), check=False)
+    assert told.error_code == ErrorCode.INVALID_ARGUMENT
+    assert (told.epoch, told.position) == (epoch, position)
 
 
 def test_a_stale_restore_preempts_nobody(client):

@@ -151,11 +151,8 @@ class Services:
     async def _restore(self, runtime: Runtime, request: srv.RestoreCapsule.Request,
                        response: srv.RestoreCapsule.Response) -> None:
         session = session_name(request.session)
-        capsule = check_name(request.capsule)
-        on_busy = choice('on_busy', request.on_busy, _ON_BUSY)
         seed = int(request.seed) if request.reseed else None
         expected = int(request.expected_epoch)
-        deadline = self._deadline(request.timeout)
 
         def work(engine: Engine) -> Any:
             if runtime.worker.current_session == session:
@@ -163,6 +160,9 @@ class Services:
             return engine.restore(session, capsule, seed=seed, expected_epoch=expected)
 
         try:
+            capsule = check_name(request.capsule)
+            on_busy = choice('on_busy', request.on_busy, _ON_BUSY)
+            deadline = self._deadline(request.timeout)
             if expected:  # before a goal is preempted for nothing
                 await self._call(runtime, lambda engine: engine.check_epoch(session, expected),
                                  deadline=deadline)
@@ -208,11 +208,11 @@ class Services:
     async def _rollback(self, runtime: Runtime, request: srv.Rollback.Request,
                         response: srv.Rollback.Response) -> None:
         session = session_name(request.session)
-        to = _ROLLBACK_TO[choice('to', request.to, ('POSITION', 'TOKENS', 'TURNS'))]
         limit = None if request.max_replay == _NO_LIMIT else int(request.max_replay)
         expected = int(request.expected_epoch)
         deadline, control = self._deadline(), Control()
         try:
+            to = _ROLLBACK_TO[choice('to', request.to, ('POSITION', 'TOKENS', 'TURNS'))]
             if expected:  # a refusal need not wait for its turn
                 await self._call(runtime, lambda engine: engine.check_epoch(session, expected),
                                  deadline=deadline)
