@@ -4,7 +4,8 @@ The worker: the one thread that touches an engine.
 Callers on any thread queue work and get futures. Generations and exclusive calls run in order;
 calls marked ``at_boundary`` also run between two steps of a running generation, so that a save or
 a listing is answered while tokens stream. Those that need no boundary of the session that runs are
-served within its prefill and its steps too: between two chunks, and on a CPU between two layers.
+served within its prefill and its steps too: between two chunks, on a CPU between two layers, on a
+device while a token is waited for. However much is called, what runs keeps half of the time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from flashrt_ros.session import Piece
 
 T = TypeVar('T')
 ANY = '*'  # no name of a session: whichever runs
+_TURN = 0.1  # seconds after which a job goes ahead of calls that came after it
 
 
 class _Job:
@@ -44,6 +46,7 @@ class _Job:
         self.session = session
         self.needs = needs
         self._work = work
+        self.since = time.monotonic()
 
     def run(self) -> None:
         """Run, unless the future was cancelled while it waited."""
@@ -73,6 +76,7 @@ class Worker:
         self._current: _Job | None = None
         self._places: dict[str, tuple[int, int]] = {}
         self._fresh = False  # a job began, and nothing was noted since
+        self._resume = 0.0  # until then no calls are served within a job: it has its half
         self._note()
         self._thread = threading.Thread(target=self._loop, name=name)
 
@@ -192,20 +196,45 @@ class Worker:
         self._serve(None)
 
     def _serve(self, without: str | None) -> None:
-        """Run the jobs that wait for a boundary, but for those that need one session's."""
-        self.last_progress = time.monotonic()
-        while (job := self._next(without)) is not None:
-            job.run()
+        """
+        Run the jobs that wait for a boundary by now, but for those that need one session's.
 
-    def _next(self, without: str | None) -> _Job | None:
+        Clients that call without pause get half of the time, what runs has the other half. A
+        boundary is no place to skip: who needs it is served at each one.
+        """
+        self.last_progress = begun = time.monotonic()
+        if not self._at_boundary:
+            return
+        paused = begun < self._resume
+        if paused and without is not None:
+            return
+        for _ in range(len(self._at_boundary)):
+            job = self._next(without, needing=paused)
+            if job is None:
+                break
+            job.run()
+        self.last_progress = now = time.monotonic()
+        self._resume = max(self._resume, now + (now - begun))
+
+    def _next(self, without: str | None, needing: bool) -> _Job | None:
+        """Take the oldest of those that may run; `needing`: only where it needs a boundary."""
         if not self._at_boundary:  # nearly always, and asked once a token
             return None
         with self._wake:
             for job in self._at_boundary:
-                if without is None or job.needs not in (without, ANY):
+                if (without is None or job.needs not in (without, ANY)) and (
+                        not needing or job.needs is not None):
                     self._at_boundary.remove(job)
                     return job
         return None
+
+    def _choose(self) -> deque[_Job]:
+        """Return the queue whose turn it is: the calls', unless a job has waited for long."""
+        if self._queue and self._at_boundary:
+            first, call = self._queue[0].since, self._at_boundary[0].since
+            if first < call and time.monotonic() - first > _TURN:
+                return self._queue
+        return self._at_boundary or self._queue
 
     def _note(self) -> None:
         """Note where the sessions stand. On the worker's thread. Never raises."""
@@ -220,8 +249,7 @@ class Worker:
                     self._wake.wait()
                 if self._stopping:
                     return
-                queue = self._at_boundary or self._queue
-                job = self._current = queue.popleft()
+                job = self._current = self._choose().popleft()
                 self._fresh = True
                 self.last_progress = time.monotonic()
             try:

@@ -168,7 +168,7 @@ class CudaGraphPlan:
             self.arena.fixed.copy_(self._ladder.blocks[taken - 1])
         except RuntimeError as error:
             raise self._lost(error) from error
-        self.arena.mirror = position + taken
+        self.arena.mirror = self._next = position + taken
         return taken
 
     def _fold(self, ids: Sequence[int], position: int) -> None:

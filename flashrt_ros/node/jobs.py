@@ -41,7 +41,7 @@ class Job(Generic[T]):
         self._reply = reply
         self._lock = threading.Lock()
         self._began = False
-        self._expired = False
+        self._expired = self._done = False
         self._alarm = alarms.at(deadline, self._expire)
         try:
             future = worker.call(self._run, at_boundary=at_boundary, session=session,
@@ -59,7 +59,9 @@ class Job(Generic[T]):
         return self._function(engine)
 
     def _finish(self, future: WorkerFuture) -> None:
-        self._alarm.cancel()
+        with self._lock:
+            self._done = True
+            self._alarm.cancel()
         try:
             error = future.exception()
         except CancelledError:
@@ -72,7 +74,8 @@ class Job(Generic[T]):
     def _expire(self) -> None:
         with self._lock:
             if self._began:
-                self._alarm = self._alarms.at(time.monotonic() + self._grace, self._hang)
+                if not self._done:
+                    self._alarm = self._alarms.at(time.monotonic() + self._grace, self._hang)
                 return
             self._expired = True
         self._reply.set(error=DeadlineExceeded(
@@ -83,7 +86,8 @@ class Job(Generic[T]):
         since = self._worker.last_progress
         if time.monotonic() - since < self._grace:
             with self._lock:
-                self._alarm = self._alarms.at(since + self._grace, self._hang)
+                if not self._done:
+                    self._alarm = self._alarms.at(since + self._grace, self._hang)
             return
         self._reply.set(error=DeviceFault(
             'The request began and does not end: the compute device hangs. Look at /diagnostics '

@@ -42,7 +42,7 @@ class Services:
 
     :param node: says whether it is active, and gives worker, alarms and statistics.
     :param goals: the open goals.
-    :param group: a reentrant callback group.
+    :param desk: takes the requests.
     """
 
     def __init__(self, node: CapsuleNode, goals: Goals, desk: Desk) -> None:
