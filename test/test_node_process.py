@@ -80,10 +80,17 @@ def test_sessions_persist_on_shutdown(tmp_path):
         assert peer.client.generate(max_tokens=1).result(20).tokens_reused == position
 
 
-def test_start_values_are_checked(tmp_path):
-    process = NodeProcess(tmp_path, device='abacus')
+@pytest.mark.parametrize(('name', 'value', 'words'), [
+    ('device', 'abacus', "device must be one of auto, cpu, cuda, not 'abacus'."),
+    ('model__threads', -1, 'model.threads must be an integer, at least 0 and at most 1024, not '
+                           '-1.'),
+    ('context__max_tokens', 2.5, 'context.max_tokens must be an integer, at least 16 and at most '
+                                 '16777216, not 2.5.')])
+def test_start_values_are_checked(tmp_path, name, value, words):
+    process = NodeProcess(tmp_path, **{name: value})
     assert process.wait(60) == 2
-    assert 'one of auto, cpu, cuda' in process.log and 'Traceback' not in process.log
+    assert f'INVALID_ARGUMENT: The node cannot start with this parameter: {words}' in process.log
+    assert 'Traceback' not in process.log
 
 
 def test_two_robots_are_told_apart_in_diagnostics(tmp_path):

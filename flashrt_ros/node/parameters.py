@@ -66,7 +66,10 @@ class Spec:
         return out
 
     def allowed(self) -> str:
-        """Say in words which values are allowed."""
+        """Say in words which values are allowed, and when."""
+        return self._values() + ('; only while unconfigured' if self.baked else '')
+
+    def _values(self) -> str:
         if self.choices:
             words = 'one of ' + ', '.join(self.choices)
         elif isinstance(self.default, bool):
@@ -78,7 +81,7 @@ class Spec:
             words = f'{kind}, at least {self.low or 0}'
             if self.high is not None:
                 words += f' and at most {self.high}'
-        return words + ('; only while unconfigured' if self.baked else '')
+        return words
 
     def refusal(self, value: Any) -> str:
         """Return '' where `value` is allowed, else a sentence that says what is."""
@@ -92,7 +95,7 @@ class Spec:
         elif fits and isinstance(value, (int, float)) and not isinstance(value, bool):
             fits = (self.low or 0) <= value and (self.high is None or value <= self.high)
         if not fits:
-            return f'{self.name} must be {self.allowed()}, not {value!r}.'
+            return f'{self.name} must be {self._values()}, not {value!r}.'
         return self.check(value) if self.check else ''
 
 
@@ -201,14 +204,11 @@ class Parameters:
         for spec in PARAMETERS:
             try:
                 node.declare_parameter(spec.name, spec.default, spec.descriptor())
-            except InvalidParameterValueException as error:
-                reason = str(error.args[-1] if error.args else error)
-                raise InvalidArgument(f'Parameter {spec.name} cannot start like this: {reason} '
-                                      f'Allowed: {spec.allowed()}.') from error
-            except InvalidParameterTypeException as error:
-                raise InvalidArgument(
-                    f'Parameter {spec.name} has the wrong type. Allowed: {spec.allowed()}.'
-                ) from error
+            except (InvalidParameterTypeException, InvalidParameterValueException) as error:
+                given = getattr(node, '_parameter_overrides', {}).get(spec.name)
+                reason = '' if given is None else spec.refusal(given.value)
+                raise InvalidArgument('The node cannot start with this parameter: '
+                                      f'{reason or error}') from error
         self._warn_of_strangers()
 
     def __getitem__(self, name: str) -> Any:
