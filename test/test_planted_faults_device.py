@@ -10,21 +10,23 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from fault_cases import (
-    address_moves,
-    cancel_unheard,
-    child_cannot_start,
     counter_not_restored,
-    file_lacks_recurrent,
     folds_unannounced,
     HOLDER,
     host_part_not_restored,
     named,
-    nothing_kept_for_an_abort,
     OUTSIDE,
     page_written_in_place,
-    pages_leak,
     restore_without,
     writes_unannounced,
+)
+from fault_cases_verbs import (
+    address_moves,
+    cancel_unheard,
+    child_cannot_start,
+    file_lacks_recurrent,
+    nothing_kept_for_an_abort,
+    pages_leak,
 )
 from planting import assert_caught, Fault, Plant
 import pytest
