@@ -1,5 +1,6 @@
 """The command line as its users meet it: real processes, exit codes, one JSON document."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -168,3 +169,42 @@ def test_an_interrupt_ends_it_quietly():
     out, err = process.communicate(timeout=60)
     assert process.returncode == exits.INTERRUPTED and 'Traceback' not in err
     assert json.loads(out)['error']['code'] == 'INTERRUPTED'
+
+
+def _as_compiled_code_does(*_, **__):
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as cause:
+        raise TypeError('Unable to convert function return value to a Python type!') from cause
+
+
+def test_an_interrupt_within_compiled_code_is_an_interrupt(monkeypatch, capfd):
+    from flashrt_ros.cli import main
+    monkeypatch.setattr('typer.main.get_command', lambda app: type(
+        'Command', (), {'main': staticmethod(_as_compiled_code_does)}))
+    assert main.main(['doctor', '--json']) == exits.INTERRUPTED
+    out, err = capfd.readouterr()
+    assert json.loads(out)['error']['code'] == 'INTERRUPTED' and 'Traceback' not in err
+
+
+def test_an_interrupted_answer_is_canceled_wherever_the_signal_arrives(monkeypatch):
+    from flashrt_ros.cli import call
+    told = []
+
+    class Stream:
+        __iter__ = _as_compiled_code_does
+
+        def cancel(self):
+            told.append('cancel')
+
+        def result(self, timeout=None, check=True):
+            told.append('result')
+
+    class Client:
+        def generate(self, *_, **__):
+            return Stream()
+
+    monkeypatch.setattr(call, 'connected', lambda *_: contextlib.nullcontext(Client()))
+    with pytest.raises(KeyboardInterrupt):
+        call.generate('go on')
+    assert told == ['cancel', 'result']

@@ -267,13 +267,15 @@ def generate(
                     print(token.text, end='', flush=True)
             # The node ends what takes too long; a node that hangs does not.
             result = stream.result(timeout + 10.0 if timeout else None)
-        except KeyboardInterrupt:
+        except BaseException as error:
+            if not exits.interrupted(error):
+                raise
             stream.cancel()
             try:
                 stream.result(5.0, check=False)
             except DeadlineExceeded:
                 output.log('The node did not confirm the cancel within 5 s.')
-            raise
+            raise KeyboardInterrupt from error
         finally:
             if not as_json:
                 print(flush=True)

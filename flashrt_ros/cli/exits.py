@@ -24,3 +24,19 @@ INTERRUPTED = 130
 def for_code(code: str) -> int:
     """Return the exit code of a refusal by the name of its error code."""
     return REFUSALS.get(code, REFUSALS['INTERNAL'])
+
+
+def interrupted(error: BaseException | None) -> bool:
+    """
+    Tell whether an exception comes from Ctrl-C.
+
+    Where the signal arrives while compiled code asks Python for something, that code raises an
+    error of its own from the KeyboardInterrupt: rclpy's does, with a TypeError.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False

@@ -77,6 +77,8 @@ def main(arguments: list[str] | None = None) -> int:
                 if as_json:
                     output.emit({'error': {'code': 'USAGE', 'message': _usage(error)}})
                 return int(error.exit_code)
+            if exits.interrupted(error):
+                return _refuse(as_json, exits.INTERRUPTED, 'INTERRUPTED', 'Interrupted.')
             traceback.print_exc()
             return _refuse(as_json, exits.BUG, 'INTERNAL', f'{type(error).__name__}: {error}')
 
