@@ -10,10 +10,9 @@ from typing import Any
 from rclpy.action import ActionClient
 from rclpy.callback_groups import CallbackGroup
 from rclpy.node import Node
-from rclpy.qos import QoSProfile, ReliabilityPolicy
 
 from flashrt_ros.action import Generate
-from flashrt_ros.stream import ACTION_QOS
+from flashrt_ros.stream import ACTION_QOS, CALLS_QOS
 
 
 class GoalClient(ActionClient):
@@ -32,8 +31,8 @@ class GoalClient(ActionClient):
         self._heard: deque[Any] = deque()
         self._hearing = threading.Lock()
         super().__init__(
-            node, Generate, name, callback_group=group, feedback_sub_qos_profile=QoSProfile(
-                depth=256, reliability=ReliabilityPolicy.RELIABLE), **ACTION_QOS)
+            node, Generate, name, callback_group=group, feedback_sub_qos_profile=CALLS_QOS,
+            **ACTION_QOS)
 
     def take_data(self) -> Any:
         """Take what has arrived. An executor calls this in order, what follows in any."""

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from fault_cases_verbs import (
     a_seed_marks_the_trunk,
     address_moves,
+    aligned_is_not,
     cancel_unheard,
     canceled_answer_stays,
     child_cannot_start,
@@ -29,18 +30,19 @@ from fault_cases_verbs import (
     objects_leak,
     pages_leak,
     parked_save_loses_its_seed,
+    rebuilt_off_the_grid,
     replayed_counter_one_too_low,
     reseeded_block_put_back,
     rollback_keeps_the_counter,
     rollback_moves_the_position_alone,
+    tail_forgets,
     tensors_leak,
     touches_before_it_checks,
 )
 from planting import Fault
 import torch
 
-from flashrt_ros import aligned, sampling
-from flashrt_ros.aligned import Aligned
+from flashrt_ros import sampling
 from flashrt_ros.arena import Arena, Role, Rows
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Frozen, PAGE
@@ -294,36 +296,6 @@ def hidden_generator(plant):
     @plant.around(sampling, 'uniform')
     def uniform(whole, seed, counter):
         return torch.rand(1, generator=generator).item()
-
-
-# -- aligned saves --------------------------------------------------------------------------------
-
-
-def aligned_is_not(plant):
-    """An aligned save is an ordinary one."""
-    @plant.around(Engine, '_freeze_aligned')
-    def freeze(whole, self, target, rebuild):
-        frozen, copied = self._sessions.freeze(target)
-        return Aligned(frozen, target.host, copied)
-
-
-def tail_forgets(plant):
-    """The unfolded tail of an aligned save lacks its first id."""
-    @plant.around(Engine, '_freeze_aligned')
-    def freeze(whole, self, target, rebuild):
-        found = whole(self, target, rebuild)
-        return replace(found, host=replace(found.host, tail=found.host.tail[1:]))
-
-
-def rebuilt_off_the_grid(plant):
-    """A rebuild prefills in other chunks than a cold prefill."""
-    @plant.around(aligned, 'rebuild')
-    def rebuild(whole, session, full, copied, live, empty, plan_of, make_room):
-        def other(arena):
-            plan = plan_of(arena)
-            plan.grid //= 2
-            return plan
-        return whole(session, full, copied, live, empty, other, make_room)
 
 
 # -- the forward pass -----------------------------------------------------------------------------

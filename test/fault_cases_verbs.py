@@ -1,4 +1,4 @@
-"""Faults of forks, rollbacks, files and aborts, and leaks; see ``fault_cases.py``."""
+"""Faults of aligned saves, forks, rollbacks, files, aborts, and leaks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import torch
 
-from flashrt_ros import sampling
+from flashrt_ros import aligned, sampling
+from flashrt_ros.aligned import Aligned
 from flashrt_ros.answering import Answering
 from flashrt_ros.arena import Role
 from flashrt_ros.capsule import codec
@@ -19,6 +20,36 @@ from flashrt_ros.engine import Engine
 from flashrt_ros.errors import FlashrtError
 from flashrt_ros.session import Session
 from flashrt_ros.sessions import Sessions
+
+# -- aligned saves --------------------------------------------------------------------------------
+
+
+def aligned_is_not(plant):
+    """An aligned save is an ordinary one."""
+    @plant.around(Engine, '_freeze_aligned')
+    def freeze(whole, self, target, rebuild):
+        frozen, copied = self._sessions.freeze(target)
+        return Aligned(frozen, target.host, copied)
+
+
+def tail_forgets(plant):
+    """The unfolded tail of an aligned save lacks its first id."""
+    @plant.around(Engine, '_freeze_aligned')
+    def freeze(whole, self, target, rebuild):
+        found = whole(self, target, rebuild)
+        return replace(found, host=replace(found.host, tail=found.host.tail[1:]))
+
+
+def rebuilt_off_the_grid(plant):
+    """A rebuild prefills in other chunks than a cold prefill."""
+    @plant.around(aligned, 'rebuild')
+    def rebuild(whole, session, full, copied, live, empty, plan_of, make_room):
+        def other(arena):
+            plan = plan_of(arena)
+            plan.grid //= 2
+            return plan
+        return whole(session, full, copied, live, empty, other, make_room)
+
 
 # -- forks and rollbacks --------------------------------------------------------------------------
 
