@@ -23,6 +23,7 @@ from rclpy.executors import MultiThreadedExecutor  # noqa: E402
 
 from flashrt_ros.client import FlashrtClient, Stream  # noqa: E402
 from flashrt_ros.errors import FlashrtError  # noqa: E402
+from flashrt_ros.msg import Token  # noqa: E402
 
 MODEL = 'random:tiny'
 # A session's answer may meet an end token by chance: these are tried until one goes on.
@@ -131,6 +132,11 @@ def until(condition: Callable[[], Any], timeout: float = 15.0) -> Any:
             return value
         time.sleep(0.01)
     raise AssertionError(f'did not come true within {timeout} s')
+
+
+def ended(tokens: list[Any]) -> bool:
+    """Whether the last message of a goal is here: no topic and no result waits for another."""
+    return bool(tokens) and tokens[-1].finish_reason != Token.RUNNING
 
 
 @contextmanager

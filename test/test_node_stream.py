@@ -13,7 +13,7 @@ pytest.importorskip('rclpy')
 sys.path.insert(0, str(Path(__file__).parent))
 
 from action_msgs.msg import GoalStatus  # noqa: E402
-from node_cases import clean, code_of, Peer, running, start_long, until  # noqa: E402
+from node_cases import clean, code_of, ended, Peer, running, start_long, until  # noqa: E402
 from rcl_interfaces.srv import GetParameters  # noqa: E402
 import rclpy  # noqa: E402
 from rclpy.qos import QoSProfile  # noqa: E402
@@ -42,7 +42,7 @@ def client(peer):
 
 def whole(stream, result):
     """Check that a stream is gapless and says the same as its result."""
-    until(lambda: stream.tokens and stream.tokens[-1].finish_reason)  # DDS orders nothing here
+    until(lambda: ended(stream.tokens))
     assert [token.seq for token in stream.tokens] == list(range(len(stream.tokens)))
     assert [i for token in stream.tokens for i in token.token_ids] == list(result.token_ids)
     assert stream.text() == result.text
@@ -109,7 +109,7 @@ def test_topics_say_what_the_feedback_says(peer, client):
     texts = peer.collect(String, '/flashrt/text')
     stream = client.generate('hello there', max_tokens=40)
     result = stream.result(20)
-    until(lambda: len(tokens) >= len(stream.tokens) and texts)
+    until(lambda: ended(tokens) and ended(stream.tokens) and texts)
     assert tokens == stream.tokens
     assert texts[0].data == result.text
 
@@ -117,7 +117,7 @@ def test_topics_say_what_the_feedback_says(peer, client):
     until(lambda: prompts.get_subscription_count())
     del tokens[:], texts[:]
     prompts.publish(String(data='and now?'))
-    until(lambda: texts)
+    until(lambda: ended(tokens) and texts)
     assert tokens[-1].session == 'default'
     assert ''.join(token.text for token in tokens) == texts[0].data
 
@@ -296,7 +296,7 @@ def test_a_sleeping_subscriber_sees_the_gap(peer, client):
     executor = rclpy.executors.SingleThreadedExecutor(context=peer.context)
     executor.add_node(sleeper)
     deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and not (got and got[-1].finish_reason):
+    while time.monotonic() < deadline and not ended(got):
         executor.spin_once(timeout_sec=0.1)
     executor.shutdown()
     sleeper.destroy_node()
