@@ -106,6 +106,10 @@ class Checkpoint:
         if not there:
             raise Storage(f'{directory} holds no config.json; give the directory of a Hugging '
                           'Face checkpoint')
+        if (directory / 'adapter_config.json').is_file():
+            raise Incompatible(f'{directory} holds an adapter (adapter_config.json), which would '
+                               'be left out; merge it into the weights, or give the directory of '
+                               'the model without it')
         outer = read_json(directory / 'config.json')
         text = outer.get('text_config', outer)
         if not isinstance(text, dict):
@@ -165,6 +169,10 @@ class Checkpoint:
                 isinstance(name, str) and name.endswith('.safetensors') and Path(name).name == name
                 for name in shards.values()):
             raise Corrupt(f'{index} maps no tensors to files beside it; fetch it again')
+        if single.is_file() and single.name not in shards.values():
+            # transformers would take the one file, other engines the index: nobody can tell
+            raise Corrupt(f'{self.directory} holds both {single.name} and an {index.name} of '
+                          'other files; remove the weights that are out of date')
         return tuple(self.directory / name for name in sorted(set(shards.values())))
 
     def _scan(self) -> None:

@@ -108,9 +108,10 @@ class Fields:
         Return rotary base and number of rotated dimensions.
 
         ``rope_parameters`` is the present place; ``rope_scaling`` with ``rope_theta`` and
-        ``partial_rotary_factor`` beside it are the older ones.
+        ``partial_rotary_factor`` beside it are the older ones. Where both are, the older one
+        counts, as in transformers: it is what people add by hand for longer contexts.
         """
-        rope = self.text.get('rope_parameters') or self.text.get('rope_scaling') or {}
+        rope = self.text.get('rope_scaling') or self.text.get('rope_parameters') or {}
         if not isinstance(rope, dict):
             raise self._bad('rope_parameters', rope, 'an object')
         kind = rope.get('rope_type', rope.get('type', 'default'))
