@@ -196,9 +196,12 @@ class Session:
         self._same = None
         if candidate is not None:
             self.ring.set_grid(candidate)
-        turns = (*host.turns, (start, host.turn)) if ids else host.turns
         self._sampled = 0
-        self._host = HostState(schedule=schedule, turns=turns, turn=turn, role=role)
+        if ids:  # the turn begins behind the tail, which was said before it
+            turns = (*host.turns, (start + len(host.tail), host.turn))
+            self._host = HostState(schedule=schedule, turns=turns, turn=turn, role=role)
+        else:
+            self._host = replace(host, schedule=schedule, tail=(), turn=turn, role=role)
         return len(pending)
 
     # -- generate ---------------------------------------------------------------------------
@@ -252,8 +255,8 @@ class Session:
         self.ring.drop_above(start)
         block = self._mark(start)  # as it was: the settings below belong to this generation
         self._host, self._sampled, self._saying = host, 0, (ids, matcher, detokenizer)
-        if host.held:
-            texts.append(matcher.push(host.held)[0])
+        if host.held and (text := matcher.push(host.held)[0]):
+            publish((), text)
         lookup: PromptLookup | None = None  # made behind the first token, which it would delay
         passes = 0
         try:
@@ -359,8 +362,7 @@ class Session:
                               'earlier boundary; restore a capsule or reset the session.')
         position = arena.position
         if target >= position:  # within the unfolded tail: rows and fixed block stay
-            self._host = replace(host, tail=host.tail[:target - position])
-            self._sampled = 0
+            self._host, self._sampled = self._host_at(host, target), 0
             return 0, 0
         kept = self.ring.nearest(target)
         replay = target - kept.position
@@ -413,26 +415,35 @@ class Session:
         return copied
 
     def _host_at(self, host: HostState, target: int) -> HostState:
-        """Derive the host part of an earlier position."""
-        schedule = host.schedule.cut(target)
+        """Derive the host part of an earlier position; it may lie within an unfolded tail."""
+        position = self._plan.arena.position
+        if target == position + len(host.tail):
+            return host
+        tail = host.tail[:max(0, target - position)]
         turns = tuple(mark for mark in host.turns if mark[0] < target)
-        mark = next((state for position, state in host.turns if position == target), None)
-        if mark is not None or not target:
-            return HostState(schedule=schedule, turns=turns, turn=mark or 'empty')
-        last = schedule.runs[-1]
-        if last.sampler is None:
-            return HostState(schedule=schedule, turns=turns, turn='assistant_open')
+        turn = next((state for start, state in host.turns if start == target), None)
+        there = HostState(schedule=host.schedule.cut(target), turns=turns, tail=tail,
+                          turn=turn or ('assistant_open' if target else 'empty'))
         # UTF-8 needs at most three earlier bytes, and a token has at least one: a short run-up
         # brings the decoder into the state it had here.
-        tail = self._plan.arena[TOKENS][max(0, target - min(16, last.count)):target]
+        if turn is not None or not target:
+            recent: list[int] = []
+        elif tail:  # whether it was sampled is not known, and does no harm
+            begin = max((start for start, _ in turns), default=0)
+            recent = list(tail[-min(16, target - begin):])
+        else:
+            last = there.schedule.runs[-1]
+            count = min(16, last.count) if last.sampler else 0
+            recent = self._plan.arena[TOKENS][target - count:target].view(-1).tolist()
+        if not recent:
+            return there
         detokenizer = Detokenizer(self._text)
-        for token in tail.view(-1).tolist():
+        for token in recent:
             if token not in self._eos:
                 detokenizer.push(token)
-        ended = tail.view(-1)[-1].item() in self._eos
-        return HostState(
-            schedule=schedule, turns=turns, turn='assistant_ended' if ended else 'assistant_open',
-            detokenizer=None if ended else detokenizer.state())
+        if recent[-1] in self._eos:
+            return replace(there, turn='assistant_ended')
+        return replace(there, detokenizer=detokenizer.state())
 
 
 def _as_typed(error: BaseException, what: str, position: int) -> BaseException:

@@ -113,8 +113,8 @@ class ChatTemplate:
         """
         Return the text that ``messages`` (and the generation prompt) add at ``state``.
 
-        :param last_role: role of the message folded last, for ``TurnState.MESSAGE``; ``user``
-            where it is not known. Templates that check the order of roles need the true one.
+        :param last_role: role of the message folded last, for ``TurnState.MESSAGE``. Where it is
+            not known, the first that the template takes of user, system and assistant.
         :raises InvalidArgument: the template forbids the order of roles, or shows nothing.
         """
         messages = list(messages)
@@ -148,13 +148,17 @@ class ChatTemplate:
         """Return stand-ins for what is folded, likeliest first; ``words[0]`` is said last."""
         if state is TurnState.EMPTY:
             return [[]]
-        role = 'assistant' if state is not TurnState.MESSAGE else last_role or 'user'
+        if state is not TurnState.MESSAGE:
+            last_role = 'assistant'
+        if last_role is None:  # behind a rollback: whichever the template takes
+            return [history for role in ('user', 'system', 'assistant')
+                    for history in self._histories(state, role, words)]
         ways: dict[str, list[list[str]]] = {
             'system': [[]], 'user': [[], ['system']],
             'assistant': [['user'], ['system', 'user']]}
         before = ways.get(
-            role, [['user', 'assistant'], ['system', 'user', 'assistant'], ['user']])
-        return [[_message(earlier, 'Hello') for earlier in roles] + [_message(role, words[0])]
+            last_role, [['user', 'assistant'], ['system', 'user', 'assistant'], ['user']])
+        return [[_message(earlier, 'Hello') for earlier in roles] + [_message(last_role, words[0])]
                 for roles in before]
 
     def _after(self, history: list[Message], messages: list[Message], prompt: bool,
