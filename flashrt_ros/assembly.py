@@ -15,7 +15,7 @@ from flashrt_ros.capsule.pool import Pool
 from flashrt_ros.capsule.remote import open_tier
 from flashrt_ros.capsule.store import Store
 from flashrt_ros.config import check_memory, choose_device, EngineConfig, pool_budget
-from flashrt_ros.errors import InvalidArgument
+from flashrt_ros.errors import Incompatible, InvalidArgument
 from flashrt_ros.models import load_model, Model
 from flashrt_ros.plan import EagerPlan, manifest_of, Plan
 from flashrt_ros.text import Text
@@ -42,6 +42,23 @@ def build_plan(model: Model, arena: Arena) -> Plan:
     return EagerPlan(model, arena)
 
 
+def _serving(config: EngineConfig, tell: Callable[[str], None]) -> str:
+    """
+    Return the device that serves this model where there is a CUDA device.
+
+    :raises Incompatible, Capacity: it was asked for, or is what serves, and cannot take the model.
+    """
+    from flashrt_ros.cuda import available
+    try:
+        available.check_memory(config.model, config.dtype, config.context, config.pool_bytes)
+    except Incompatible as error:
+        if config.device != 'auto':
+            raise
+        tell(f"running on the CPU: {str(error).partition(';')[0]}")
+        return 'cpu'
+    return 'cuda'
+
+
 def assemble(config: EngineConfig, tell: Callable[[str], None]) -> Parts:
     """
     Load the model and allocate arena, plan, pool and store.
@@ -53,8 +70,7 @@ def assemble(config: EngineConfig, tell: Callable[[str], None]) -> Parts:
     if config.threads:
         torch.set_num_threads(config.threads)
     if device == 'cuda':
-        from flashrt_ros.cuda import available
-        available.check_memory(config.model, config.dtype, config.context, config.pool_bytes)
+        device = _serving(config, tell)
     tell(f'loading model {config.model}')
     dtype = 'float32' if (config.dtype, device) == ('auto', 'cpu') else config.dtype
     model = load_model(config.model, dtype=dtype, device=device)

@@ -12,10 +12,10 @@ TINY = 'random:tiny'
 DEVICE = os.environ.get('FLASHRT_TEST_DEVICE', 'cpu')  # pytest --device
 
 
-def build(**options) -> Engine:
+def build(progress=None, **options) -> Engine:
     settings = {'model': TINY, 'context': 2048, 'pool_bytes': 32 << 20, 'threads': 1,
                 'device': DEVICE, **options}
-    return Engine(EngineConfig(**settings))
+    return Engine(EngineConfig(**settings), progress)
 
 
 def ids(count: int, seed: int = 0) -> list[int]:

@@ -1,18 +1,20 @@
 """Qwen3.5 text against ``transformers`` on the same weights, and the contract of its state."""
 
 import json
+from pathlib import Path
+import sys
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from flashrt_ros.arena import Arena, Buffer, Manifest, Role
-from flashrt_ros.errors import Internal, InvalidArgument
-from flashrt_ros.models import load_model
+sys.path.insert(0, str(Path(__file__).parent))
 
-GRID = 512
-TOLERANCE = 1e-4
+from model_cases import bound, ClosedWorld, prefill, tokens, TOLERANCE  # noqa: E402
+
+from flashrt_ros.arena import Arena, Buffer, Manifest, Role  # noqa: E402
+from flashrt_ros.errors import Internal, InvalidArgument  # noqa: E402
+from flashrt_ros.models import load_model  # noqa: E402
+
 LENGTHS = (1, 63, 64, 65, 511, 512, 513, 1100)
 
 BASE = {
@@ -72,25 +74,6 @@ def oracle(seed=0, **changes):
             else:
                 weight.add_(torch.randn_like(weight), alpha=0.2)
     return model
-
-
-def bound(model, capacity=2048):
-    """Return arena and binding of a model."""
-    arena = Arena(Manifest(model.buffers()), capacity)
-    return arena, model.bind(arena)
-
-
-def prefill(binding, ids, position=0, grid=GRID):
-    """Fold on the grid; return the last logits."""
-    logits = None
-    for start in range(0, len(ids), grid):
-        part = ids[start:start + grid]
-        logits = binding.fold(part, position + start)
-    return logits
-
-
-def tokens(count, vocab=256, seed=1):
-    return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope='module', params=SHAPES, ids=lambda name: name.split(',')[0])
@@ -212,37 +195,6 @@ def test_same_schedule_gives_the_same_bytes(dtype):
         runs.append((torch.stack(logits), [block.clone() for block in arena.live_bytes()]))
     assert torch.equal(runs[0][0], runs[1][0])
     assert all(torch.equal(a, b) for a, b in zip(runs[0][1], runs[1][1], strict=True))
-
-
-class ClosedWorld(TorchDispatchMode):
-    """Refuse writes to any storage that is older than this mode, but for the arena's."""
-
-    def __init__(self, arena):
-        super().__init__()
-        self.allowed = {arena.storage.untyped_storage().data_ptr(),
-                        arena.scratch.untyped_storage().data_ptr()}
-        self.fresh = {}
-        self.writes = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        for index, argument in enumerate(function._schema.arguments):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            value = args[index] if index < len(args) else kwargs.get(argument.name)
-            if isinstance(value, torch.Tensor) and value.numel():
-                pointer = value.untyped_storage().data_ptr()
-                assert pointer in self.allowed or pointer in self.fresh, function
-                self.writes += 1
-        given = {value.untyped_storage().data_ptr() for value in tree_leaves((args, kwargs))
-                 if isinstance(value, torch.Tensor)}
-        out = function(*args, **kwargs)
-        for value in tree_leaves(out):
-            if isinstance(value, torch.Tensor):
-                pointer = value.untyped_storage().data_ptr()
-                if pointer not in given:  # no view: kept alive, so that no address comes twice
-                    self.fresh[pointer] = value
-        return out
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])

@@ -16,7 +16,7 @@ CORPUS = [
     'imend im_end im_start <| |> end start \n\n\n one two three 1234567890',
 ] * 4
 SPECIALS = ['<|endoftext|>', '<|im_start|>', '<|im_end|>', '<|begin_of_text|>',
-            '<|start_header_id|>', '<|end_header_id|>', '<|eot_id|>']
+            '<|start_header_id|>', '<|end_header_id|>', '<|eot_id|>', '<|startoftext|>']
 
 CHATML_DEFAULT = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
@@ -72,6 +72,24 @@ LLAMA3_LIKE = (
     "+ message['content'] | trim + '<|eot_id|>' }}"
     "{% endfor %}{% if add_generation_prompt %}"
     "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}")
+
+# After the habits of the LFM2 template: bos first, the system message taken out of the list.
+LFM2_LIKE = """{{- bos_token -}}
+{%- set system = '' -%}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- set system = messages[0]['content'] -%}
+    {%- set messages = messages[1:] -%}
+{%- endif -%}
+{%- if system -%}{{- '<|im_start|>system\\n' + system + '<|im_end|>\\n' -}}{%- endif -%}
+{%- for message in messages -%}
+    {{- '<|im_start|>' + message['role'] + '\\n' -}}
+    {%- if message['content'] is not string -%}
+        {{- message['content'] | tojson -}}
+    {%- else -%}{{- message['content'] -}}{%- endif -%}
+    {{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
 
 LLAMA2_LIKE = """{% if messages[0]['role'] == 'system' -%}
     {% set system = '<<SYS>>\\n' + messages[0]['content'] + '\\n<</SYS>>\\n\\n' -%}

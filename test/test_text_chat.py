@@ -17,11 +17,13 @@ import test_text_builders as build  # noqa: E402
 
 EMPTY, MESSAGE, OPEN, ENDED = TurnState
 CHATML_NAMES = {'eos_token': '<|im_end|>', 'pad_token': '<|endoftext|>'}
+LFM2_NAMES = {**CHATML_NAMES, 'bos_token': '<|startoftext|>'}
 LLAMA_NAMES = {'bos_token': '<|begin_of_text|>', 'eos_token': '<|eot_id|>'}
 SP_NAMES = {'bos_token': '<s>', 'eos_token': '</s>', 'unk_token': '<unk>'}
 CASES = {
     'chatml': (build.byte_level, build.CHATML_DEFAULT, CHATML_NAMES),
     'qwen': (build.byte_level, build.QWEN_LIKE, CHATML_NAMES),
+    'lfm2': (build.byte_level, build.LFM2_LIKE, LFM2_NAMES),
     'llama3': (build.byte_level, build.LLAMA3_LIKE, LLAMA_NAMES),
     'llama2': (build.byte_fallback, build.LLAMA2_LIKE, SP_NAMES),
     'unigram': (build.metaspace, build.LLAMA2_LIKE, SP_NAMES),
@@ -96,7 +98,7 @@ def test_appending_turn_by_turn_gives_the_whole_conversation(pair, ended):
         assert ids == whole
 
 
-@pytest.mark.parametrize('case', ['chatml', 'qwen', 'llama3'])
+@pytest.mark.parametrize('case', ['chatml', 'qwen', 'lfm2', 'llama3'])
 def test_a_system_message_alone_is_a_prefix_of_all_its_turns(tmp_path, case):
     text = load(tmp_path, case)
     scene = text.render([SYSTEM], False, EMPTY)

@@ -11,8 +11,9 @@ module          operation
 =============== ==================================================================================
 ``norm``        RMS norm, the factor shared by the others
 ``linear``      normed linear; linear with a residual epilogue
+``convolution`` short convolution on the window in place, alone or between two gates
 ``delta``       short convolution + gates + gated delta rule + gated norm on the state in place
-``attention``   QK norm + rotary + row append + attention over live rows + output gate
+``attention``   QK norm + rotary + row append + attention over live rows (+ output gate)
 ``mlp``         normed, gated MLP with residual
 ``head``        final norm of the last token + vocabulary product
 =============== ==================================================================================

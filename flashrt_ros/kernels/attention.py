@@ -1,9 +1,9 @@
 """
-Gated attention: QK norm, rotary embedding, row append, attention over live rows, output gate.
+Attention: QK norm, rotary embedding, row append, attention over live rows, and an output gate.
 
 Only rows ``[0, position + T)`` are ever sliced out, so rows behind them may hold anything, NaN
-included. Scores are scaled by ``1 / sqrt(D)``; the gate is ``sigmoid`` of a projection that
-lies beside each query head.
+included. Scores are scaled by ``1 / sqrt(D)``; the gate, where a family has one, is ``sigmoid`` of
+a projection that lies beside each query head.
 """
 
 from __future__ import annotations
@@ -50,15 +50,40 @@ def gated_attention(
     tokens, (kv_heads, dim) = mixed.shape[0], k_rows.shape[1:]
     heads = mixed.view(tokens, -1, dim)
     q_heads = (heads.shape[1] - 2 * kv_heads) // 2
-    end = position + tokens
     queries = heads[:, 0:2 * q_heads:2]
     qk = torch.cat((queries, heads[:, 2 * q_heads:2 * q_heads + kv_heads]), 1)
+    out = _append_and_attend(qk, heads[:, 2 * q_heads + kv_heads:], k_rows, v_rows, position,
+                             qk_norm, cos, sin)
+    return torch.sigmoid(heads[:, 1:2 * q_heads:2]).mul_(out).view(tokens, q_heads * dim)
+
+
+def attention(
+    mixed: Tensor, k_rows: Tensor, v_rows: Tensor, position: int,
+    qk_norm: Norm, cos: Tensor, sin: Tensor,
+) -> Tensor:
+    """
+    As :func:`gated_attention` without gates.
+
+    :param mixed: ``[T, Hq D + 2 Hk D]``: queries, keys, values.
+    :return: ``[T, Hq D]``.
+    """
+    tokens, (kv_heads, dim) = mixed.shape[0], k_rows.shape[1:]
+    heads = mixed.view(tokens, -1, dim)
+    qk, values = heads[:, :-kv_heads], heads[:, -kv_heads:]
+    out = _append_and_attend(qk, values, k_rows, v_rows, position, qk_norm, cos, sin)
+    return out.reshape(tokens, -1)
+
+
+def _append_and_attend(qk: Tensor, values: Tensor, k_rows: Tensor, v_rows: Tensor, position: int,
+                       qk_norm: Norm, cos: Tensor, sin: Tensor) -> Tensor:
+    """Norm and rotate ``qk [T, Hq + Hk, D]``, append the rows; return ``[T, Hq, D]``."""
+    tokens, kv_heads = values.shape[:2]
+    q_heads, end = qk.shape[1] - kv_heads, position + tokens
     qk = _rotate(rms_norm(qk, qk_norm), cos[position:end], sin[position:end])
     k_rows[position:end].copy_(qk[:, q_heads:])
-    v_rows[position:end].copy_(heads[:, 2 * q_heads + kv_heads:])
+    v_rows[position:end].copy_(values)
     q, k, v = qk[:, :q_heads], k_rows[:end], v_rows[:end]
-    out = _attend_one(q, k, v) if tokens == 1 else _attend_chunk(q, k, v, position)
-    return torch.sigmoid(heads[:, 1:2 * q_heads:2]).mul_(out).view(tokens, q_heads * dim)
+    return _attend_one(q, k, v) if tokens == 1 else _attend_chunk(q, k, v, position)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 import torch.nn.functional as F
 
+from flashrt_ros.kernels.convolution import short_convolution
 from flashrt_ros.kernels.norm import Norm, rms_norm
 
 CHUNK = 64  # tokens; the block inside the rule, not the 512-token grid of prefill
@@ -63,7 +64,8 @@ def gated_delta_net(mixed: Tensor, window: Tensor, state: Tensor, weights: Delta
     v_heads, k_dim, v_dim = state.shape
     values, keys = v_heads * v_dim, 2 * key_heads * k_dim
     x, z, b, a = mixed.split((keys + values, values, v_heads, v_heads), -1)
-    qk, v = _convolve(x, window, weights.conv).split((keys, values), -1)
+    x = F.silu(short_convolution(x, window, weights.conv), True)
+    qk, v = x.split((keys, values), -1)
     qk = qk.view(tokens, 2, key_heads, k_dim)
     length = torch.linalg.vector_norm(qk, 2, -1, True).hypot_(weights.unit)
     qk = qk / length.mul_(weights.spread)
@@ -73,20 +75,6 @@ def gated_delta_net(mixed: Tensor, window: Tensor, state: Tensor, weights: Delta
     out = step(qk, v.view(tokens, v_heads, v_dim), g, beta, state)
     out = rms_norm(out, weights.norm).reshape(tokens, values)
     return out.mul_(F.silu(z.float())).to(mixed.dtype)
-
-
-def _convolve(x: Tensor, window: Tensor, conv: Tensor) -> Tensor:
-    """Causal depthwise convolution of ``x [T, C]`` with SiLU, fp32; moves ``window`` on."""
-    taps, tokens = conv.shape[0], x.shape[0]
-    history = torch.cat((window, x))
-    window.copy_(history[tokens:])
-    if tokens == 1:
-        return F.silu((history * conv).sum(0, True), True)
-    history = history.float()
-    out = history[:tokens] * conv[0]
-    for tap in range(1, taps):
-        out.addcmul_(history[tap:tap + tokens], conv[tap])
-    return F.silu(out, True)
 
 
 def _one_token(qk: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:

@@ -21,9 +21,11 @@ import torch
 from flashrt_ros.errors import Capacity, DeviceFault, Incompatible, InvalidArgument
 from flashrt_ros.models.checkpoint import Checkpoint
 from flashrt_ros.models.config import Fields
+from flashrt_ros.models.lfm2 import Lfm2
 from flashrt_ros.models.locate import EMBEDDED, locate
 from flashrt_ros.models.model import Binding, Model, Source
 from flashrt_ros.models.parameters import Parameters
+from flashrt_ros.models.qwen3 import Qwen3
 from flashrt_ros.models.qwen3_5 import Qwen35
 from flashrt_ros.models.random_weights import fill
 
@@ -32,6 +34,8 @@ __all__ = ['Binding', 'DTYPES', 'FAMILIES', 'Model', 'Source', 'load_model']
 #: one line a family
 FAMILIES: tuple[type[Model], ...] = (
     Qwen35,
+    Lfm2,
+    Qwen3,
 )
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
 

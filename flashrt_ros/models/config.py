@@ -60,6 +60,22 @@ class Fields:
             raise self._bad(key, value, 'a finite number above zero')
         return float(value)
 
+    def boolean(self, key: str, default: bool) -> bool:
+        """Return true or false."""
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self._bad(key, value, 'true or false')
+        return value
+
+    def indices(self, key: str, count: int, default: list[int]) -> list[int]:
+        """Return a list of integers of ``[0, count)``."""
+        values = self.get(key, default)
+        if not isinstance(values, list) or any(
+                isinstance(v, bool) or not isinstance(v, int) or not 0 <= v < count
+                for v in values):
+            raise self._bad(key, values, f'a list of integers from 0 to {count - 1}')
+        return values
+
     def multiple(self, many: str, few: str) -> tuple[int, int]:
         """Return two head counts of which the first is a multiple of the second."""
         a, b = self.integer(many), self.integer(few)
@@ -93,15 +109,28 @@ class Fields:
                 raise Incompatible(f'{self.where}: {what} ({key}={self.text[key]!r}) are not '
                                    'supported; choose a dense checkpoint')
 
-    def tied(self) -> bool:
-        """Whether the head is the embedding table; what the outer model says comes first."""
-        for source in (self.outer, self.text):
-            value = source.get('tie_word_embeddings')
-            if isinstance(value, bool):
-                return value
-            if value is not None:
-                raise self._bad('tie_word_embeddings', value, 'true or false')
-        return False
+    def tied(self, *aliases: str, default: bool = False) -> bool:
+        """
+        Whether the head is the embedding table; what the outer model says comes first.
+
+        :param aliases: what older checkpoints of the family call it; these count first.
+        """
+        for key in (*aliases, 'tie_word_embeddings'):
+            for source in (self.outer, self.text):
+                value = source.get(key)
+                if isinstance(value, bool):
+                    return value
+                if value is not None:
+                    raise self._bad(key, value, 'true or false')
+        return default
+
+    def rope_theta(self, head_dim: int) -> float:
+        """Return the rotary base of a family that rotates whole heads."""
+        theta, rotary = self.rope(head_dim, default_fraction=1.0)
+        if rotary != head_dim:
+            raise Incompatible(f'{self.where}: partial_rotary_factor is not supported for this '
+                               'family, which rotates whole heads; choose another checkpoint')
+        return theta
 
     def rope(self, head_dim: int, default_fraction: float) -> tuple[float, int]:
         """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -88,16 +88,18 @@ class Model(ABC):
     A loaded model: read-only weights, and the description of the state that folding needs.
 
     :ivar config: dataclass of the family with at least ``vocab_size``, ``hidden``, ``layers``,
-        ``eos_token_ids`` and ``max_positions``.
+        ``norm_eps``, ``tied``, ``eos_token_ids`` and ``max_positions``.
     :ivar dtype: type of weights, activations and K/V rows; recurrent states are fp32.
     """
 
     family: ClassVar[str]
+    published: ClassVar[str]  # class of ``transformers`` that computes the same
     model_types: ClassVar[tuple[str, ...]]
     presets: ClassVar[dict[str, dict]]
     config_class: ClassVar[Any]
     embedding_name: ClassVar[str] = 'model.embed_tokens.weight'
     norm_name: ClassVar[str] = 'model.norm.weight'
+    norm_init: ClassVar[str] = 'ones'  # what random weights fill the last norm with
     head_name: ClassVar[str] = 'lm_head.weight'
 
     def __init__(self, config: Any, dtype: torch.dtype, device: torch.device | str,
@@ -133,13 +135,19 @@ class Model(ABC):
     def tables(self, capacity: int) -> Any:
         """Return read-only tables that all layers share (rotary), for ``capacity`` positions."""
 
-    @abstractmethod
     def final_norm(self) -> Norm:
-        """Return the last norm, ready to run."""
+        """Return the last norm, ready to run; here one that uses its weights plainly."""
+        return Norm.of(self.parameters[self.norm_name], self.config.norm_eps)
 
-    @abstractmethod
     def architecture(self) -> dict:
-        """Return the JSON-able description of everything that shapes the function."""
+        """
+        Return the JSON-able description of everything that shapes the function.
+
+        Family and configuration, without the end tokens: they shape no logits.
+        """
+        fields = {name: list(value) if isinstance(value, tuple) else value
+                  for name, value in asdict(self.config).items() if name != 'eos_token_ids'}
+        return {'family': self.family, **fields}
 
     @cached_property
     def head_weight(self) -> Tensor:
@@ -161,7 +169,7 @@ class Model(ABC):
         params = [Param(self.embedding_name, table, init='embedding', lookup=True)]
         for layer in self.layers:
             params += layer.parameters()
-        params.append(Param(self.norm_name, (config.hidden,), init='zeros', wide=True))
+        params.append(Param(self.norm_name, (config.hidden,), init=self.norm_init, wide=True))
         if not config.tied:
             params.append(Param(self.head_name, table, init='embedding'))
         return params

@@ -7,7 +7,7 @@ model's ``config.json``: configuration, presets of the published sizes, model.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -112,6 +112,7 @@ class Qwen35(Model):
     """The family; see :class:`flashrt_ros.models.model.Model` for what it offers."""
 
     family = 'qwen3_5'
+    published = 'Qwen3_5ForCausalLM'
     #: ``model_type`` of the text part of a checkpoint
     model_types = ('qwen3_5_text', 'qwen3_5')
     #: sizes that ``random:<name>`` makes without a file
@@ -128,6 +129,7 @@ class Qwen35(Model):
         'qwen3.5-27b': _preset(5120, 64, (16, 48, 128), (4, 24, 256), 17408),
     }
     config_class = Qwen35Config
+    norm_init = 'zeros'
 
     @classmethod
     def build_layers(cls, config: Qwen35Config) -> list[Layer]:
@@ -152,10 +154,3 @@ class Qwen35(Model):
     def final_norm(self) -> Norm:
         """Norms of this family store ``w`` and use ``1 + w``."""
         return Norm.of(self.parameters[self.norm_name] + 1, self.config.norm_eps)
-
-    def architecture(self) -> dict:
-        """Family and configuration, without the end tokens: they shape no logits."""
-        fields = asdict(self.config)
-        del fields['eos_token_ids']
-        fields['layer_types'] = list(fields['layer_types'])
-        return {'family': self.family, **fields}

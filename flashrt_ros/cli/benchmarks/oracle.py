@@ -134,12 +134,16 @@ def fast_kernels() -> str:
     return 'with fla of an unknown version'
 
 
+def _class(transformers: Any, ours: Any) -> Any:
+    return getattr(transformers, ours.published)
+
+
 def _config(transformers: Any, ours: Any) -> Any:
     if ours.source_dir is not None:
         config = transformers.AutoConfig.from_pretrained(ours.source_dir, local_files_only=True)
         return config.get_text_config(decoder=True)
     preset = ours.spec.removeprefix('random:').partition('?')[0]
-    return transformers.Qwen3_5TextConfig(**ours.presets[preset])
+    return _class(transformers, ours).config_class(**ours.presets[preset])
 
 
 def _check_names(config: Any, missing: list[str], unexpected: list[str]) -> None:
@@ -151,7 +155,7 @@ def _check_names(config: Any, missing: list[str], unexpected: list[str]) -> None
 def _rebuild(transformers: Any, ours: Any, dtype: torch.dtype) -> Any:
     """Make a model of random weights once more in `transformers`, and copy the weights over."""
     config = _config(transformers, ours)
-    theirs = transformers.Qwen3_5ForCausalLM(config).to(dtype)
+    theirs = _class(transformers, ours)(config).to(dtype)
     _check_names(config, *theirs.load_state_dict(dict(ours.weights()), strict=False))
     theirs.tie_weights()
     return theirs
@@ -164,7 +168,7 @@ def _on_device(transformers: Any, ours: Any, dtype: torch.dtype) -> Any:
     torch.set_default_dtype(dtype)
     try:
         with ours.device:
-            theirs = transformers.Qwen3_5ForCausalLM(config)
+            theirs = _class(transformers, ours)(config)
     finally:
         torch.set_default_dtype(usual)
     weights = {name: tensor.to(dtype).contiguous() for name, tensor in ours.weights()}

@@ -1,24 +1,34 @@
-"""Gated attention block with QK norm and partial rotary embedding."""
+"""Attention blocks with QK norm and rotary embedding; plain, and with an output gate."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flashrt_ros.arena import Buffer, Role
-from flashrt_ros.kernels.attention import gated_attention
+from flashrt_ros.kernels.attention import attention, gated_attention
 from flashrt_ros.kernels.linear import linear_residual, normed_linear
 from flashrt_ros.kernels.norm import Norm
 from flashrt_ros.models.model import Block, State
 from flashrt_ros.models.parameters import Param, Parameters
 
 
+class AttentionNames(NamedTuple):
+    """What a checkpoint calls the tensors of the block, without ``.weight``."""
+
+    norm: str = 'input_layernorm'
+    out: str = 'self_attn.o_proj'
+    q_norm: str = 'self_attn.q_norm'
+    k_norm: str = 'self_attn.k_norm'
+
+
 @dataclass(frozen=True)
-class GatedAttention:
+class QKNormAttention:
     """
-    ``x + o_proj(sigmoid(gate) * attention(norm(x)))``; norms store ``w`` and use ``1 + w``.
+    ``x + o_proj(attention(norm(x)))``; norms use their weights plainly.
 
     Keeps the rows ``layers.<index>.k`` and ``.v``, ``(kv_heads, head_dim)`` in the model type.
     """
@@ -29,19 +39,24 @@ class GatedAttention:
     kv_heads: int
     head_dim: int
     eps: float
+    names: AttentionNames = AttentionNames()
+
+    _gates: ClassVar[int] = 0  # gates a query head, beside its query
+    _plus: ClassVar[int] = 0  # norms store w and use this much more
+    _attend = staticmethod(attention)
 
     def parameters(self) -> list[Param]:
-        """Projections of queries with gates, keys and values are one stacked matrix."""
-        base = f'model.layers.{self.index}'
-        mixer = f'{base}.self_attn'
-        rows = {'q': 2 * self.heads, 'k': self.kv_heads, 'v': self.kv_heads}
+        """Projections of queries with their gates, keys and values are one stacked matrix."""
+        base, names = f'model.layers.{self.index}', self.names
+        mixer, plain = f'{base}.self_attn', 'zeros' if self._plus else 'ones'
+        rows = {'q': (1 + self._gates) * self.heads, 'k': self.kv_heads, 'v': self.kv_heads}
         return [
-            Param(f'{base}.input_layernorm.weight', (self.hidden,), init='zeros', wide=True),
+            Param(f'{base}.{names.norm}.weight', (self.hidden,), init=plain, wide=True),
             *(Param(f'{mixer}.{name}_proj.weight', (count * self.head_dim, self.hidden),
                     stack=f'{mixer}.in') for name, count in rows.items()),
-            Param(f'{mixer}.o_proj.weight', (self.hidden, self.heads * self.head_dim)),
-            Param(f'{mixer}.q_norm.weight', (self.head_dim,), init='zeros', wide=True),
-            Param(f'{mixer}.k_norm.weight', (self.head_dim,), init='zeros', wide=True),
+            Param(f'{base}.{names.out}.weight', (self.hidden, self.heads * self.head_dim)),
+            Param(f'{base}.{names.q_norm}.weight', (self.head_dim,), init=plain, wide=True),
+            Param(f'{base}.{names.k_norm}.weight', (self.head_dim,), init=plain, wide=True),
         ]
 
     def buffers(self, dtype: torch.dtype) -> list[Buffer]:
@@ -51,19 +66,28 @@ class GatedAttention:
 
     def bind(self, weights: Parameters, state: State, tables: tuple[Tensor, Tensor]) -> Block:
         """Return the block as a function of the residual stream and the position."""
-        base = f'model.layers.{self.index}'
-        mixer = f'{base}.self_attn'
-        norm = Norm.of(weights[f'{base}.input_layernorm.weight'] + 1, self.eps)
-        inner, outer = weights[f'{mixer}.in'], weights[f'{mixer}.o_proj.weight']
+        base, names, plus = f'model.layers.{self.index}', self.names, self._plus
+        norm = Norm.of(weights[f'{base}.{names.norm}.weight'] + plus, self.eps)
+        inner, outer = weights[f'{base}.self_attn.in'], weights[f'{base}.{names.out}.weight']
         qk_norm = Norm.of(torch.cat((
-            (weights[f'{mixer}.q_norm.weight'] + 1).expand(self.heads, -1),
-            (weights[f'{mixer}.k_norm.weight'] + 1).expand(self.kv_heads, -1))), self.eps)
+            (weights[f'{base}.{names.q_norm}.weight'] + plus).expand(self.heads, -1),
+            (weights[f'{base}.{names.k_norm}.weight'] + plus).expand(self.kv_heads, -1))), self.eps)
         k_rows, v_rows = (state.take(f'layers.{self.index}.{name}') for name in 'kv')
         cos, sin = tables
+        attend = self._attend
 
         def block(x: Tensor, position: int) -> Tensor:
             mixed = normed_linear(x, norm, inner)
-            out = gated_attention(mixed, k_rows, v_rows, position, qk_norm, cos, sin)
+            out = attend(mixed, k_rows, v_rows, position, qk_norm, cos, sin)
             return linear_residual(out, outer, x)
 
         return block
+
+
+@dataclass(frozen=True)
+class GatedAttention(QKNormAttention):
+    """``x + o_proj(sigmoid(gate) * attention(norm(x)))``; norms store ``w`` and use ``1 + w``."""
+
+    _gates: ClassVar[int] = 1
+    _plus: ClassVar[int] = 1
+    _attend = staticmethod(gated_attention)
