@@ -2,6 +2,8 @@
 
 import os
 import signal
+import socket
+import sys
 
 import pytest
 
@@ -9,6 +11,9 @@ import pytest
 # processes that tests start and interrupt must not inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+DOMAIN = pytest.StashKey()
 
 
 def pytest_addoption(parser):
@@ -19,10 +24,27 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     os.environ['FLASHRT_TEST_DEVICE'] = config.getoption('--device')
 
-    worker = os.environ.get('PYTEST_XDIST_WORKER')
-    if worker:  # one of several processes: its nodes hear and see those of no other
-        domain = int(os.environ.get('ROS_DOMAIN_ID', os.getpid()))
-        os.environ['ROS_DOMAIN_ID'] = str((domain - 1 + 50 * int(worker[2:])) % 100 + 1)
+    if sys.platform == 'linux':
+        wanted = int(os.environ.get('ROS_DOMAIN_ID', os.getpid() % 100 + 1))
+        config.stash[DOMAIN], os.environ['ROS_DOMAIN_ID'] = claim(wanted)
+
+
+def claim(wanted):
+    """
+    Return a ROS domain that no other test process of this machine has, and what holds it.
+
+    The nodes of each hear and see those of no other: neither of the processes that run tests side
+    by side, nor of somebody else's run. The name of a socket is held until a process ends, however.
+    """
+    for domain in (wanted, *((wanted + n) % 100 + 1 for n in range(100))):
+        held = socket.socket(socket.AF_UNIX)
+        try:
+            held.bind(f'\0flashrt_ros.test.domain.{domain}')
+        except OSError:
+            held.close()
+        else:
+            return held, str(domain)
+    raise pytest.UsageError('tests run in every ROS domain of this machine already')
 
 
 @pytest.hookimpl(optionalhook=True)

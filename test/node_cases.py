@@ -18,14 +18,18 @@ os.environ.setdefault('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
 os.environ.setdefault('ROS_PYTHON_CHECK_FIELDS', '1')
 
 from ament_index_python.packages import get_package_prefix  # noqa: E402
+from lifecycle_msgs.srv import GetState  # noqa: E402
 import rclpy  # noqa: E402
 from rclpy.executors import MultiThreadedExecutor  # noqa: E402
+from rclpy.qos import DurabilityPolicy, QoSProfile  # noqa: E402
 
 from flashrt_ros.client import FlashrtClient, Stream  # noqa: E402
 from flashrt_ros.errors import FlashrtError  # noqa: E402
 from flashrt_ros.msg import Token  # noqa: E402
 
 MODEL = 'random:tiny'
+LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
+WAIT = 60.0  # seconds; a bound against hanging on a slow machine, not an expectation
 # A session's answer may meet an end token by chance: these are tried until one goes on.
 PROMPTS = ('go', 'tell me', 'hello there', 'one two three', 'a b c d e f', 'xyz', 'where', 'cup')
 
@@ -65,12 +69,13 @@ class NodeProcess:
 
     @property
     def log(self) -> str:
+        """What has been logged by now: of a node that runs, `until` tells when a line is there."""
         return self.log_file.read_text(errors='replace')
 
     def send(self, number: int) -> None:
         self.process.send_signal(number)
 
-    def wait(self, timeout: float = 30.0) -> int:
+    def wait(self, timeout: float = WAIT) -> int:
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -80,7 +85,7 @@ class NodeProcess:
         if self.process.poll() is None:
             self.send(signal.SIGINT)
             try:
-                self.process.wait(20)
+                self.process.wait(WAIT)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
@@ -94,25 +99,59 @@ class Peer:
         self.context = rclpy.Context()
         rclpy.init(context=self.context)
         self.node = rclpy.create_node(f'tester_{time.monotonic_ns()}', context=self.context)
-        self.client = FlashrtClient(self.node, name, timeout=20.0)
+        self.client = FlashrtClient(self.node, name, timeout=WAIT)
         self.executor = MultiThreadedExecutor(2, context=self.context)
         self.executor.add_node(self.node)
         self._thread = threading.Thread(target=self._spin)
         self._running = True
+        self._go_on, self._rests = threading.Event(), threading.Event()
+        self._go_on.set()
         self._thread.start()
 
     def _spin(self) -> None:
         while self._running:
+            if not self._go_on.is_set():
+                self._rests.set()
+                self._go_on.wait()
+                self._rests.clear()
             self.executor.spin_once(timeout_sec=0.1)
 
-    def collect(self, kind: Any, topic: str, qos: Any = 256) -> list[Any]:
-        """Subscribe; the returned list grows as messages come."""
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing that arrives is taken in here."""
+        self._go_on.clear()
+        assert self._rests.wait(WAIT)
+        try:
+            yield
+        finally:
+            self._go_on.set()
+
+    def collect(self, kind: Any, topic: str, qos: Any = 256, first: bool = False) -> list[Any]:
+        """
+        Subscribe; the returned list grows as messages come.
+
+        From here on nothing that is published is missed. The list begins with a message where the
+        topic is latched or `first` is true: there is a last one to look at.
+        """
         messages: list[Any] = []
-        publishers = self.node.count_publishers(topic)
         self.node.create_subscription(kind, topic, messages.append, qos)
-        until(lambda: self.node.count_publishers(topic) >= max(1, publishers))
-        time.sleep(0.2)  # the publisher has to see the subscription too
+        self.known()
+        if first or getattr(qos, 'durability', None) == DurabilityPolicy.TRANSIENT_LOCAL:
+            until(lambda: messages)
         return messages
+
+    def known(self) -> None:
+        """
+        Wait until the flashrt node has found all that was made here before.
+
+        A publisher that has not found a subscription yet sends it nothing, and only its process
+        knows. Discovery tells of endpoints in the order they were made in: a node whose answer
+        reaches a new client has found what is older than that client.
+        """
+        client = self.node.create_client(GetState, f'{self.client.name}/get_state')
+        until(client.service_is_ready)
+        until(lambda: _answers(client))
+        self.node.destroy_client(client)
 
     def close(self) -> None:
         self._running = False
@@ -123,7 +162,7 @@ class Peer:
         rclpy.shutdown(context=self.context)
 
 
-def until(condition: Callable[[], Any], timeout: float = 15.0) -> Any:
+def until(condition: Callable[[], Any], timeout: float = WAIT) -> Any:
     """Wait for something to become true and return it."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -134,9 +173,26 @@ def until(condition: Callable[[], Any], timeout: float = 15.0) -> Any:
     raise AssertionError(f'did not come true within {timeout} s')
 
 
+def _answers(client: Any) -> bool:
+    """Whether a service answers now; a server that has not found its client answers nobody."""
+    future = client.call_async(GetState.Request())
+    deadline = time.monotonic() + 0.5
+    while not future.done() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    if not future.done():
+        client.remove_pending_request(future)
+    return future.done()
+
+
 def ended(tokens: list[Any]) -> bool:
     """Whether the last message of a goal is here: no topic and no result waits for another."""
     return bool(tokens) and tokens[-1].finish_reason != Token.RUNNING
+
+
+def last(tokens: list[Any]) -> Any:
+    """Return the last message of a goal, as soon as it is here."""
+    until(lambda: ended(tokens))
+    return tokens[-1]
 
 
 @contextmanager
@@ -147,9 +203,9 @@ def running(folder: Path, **parameters: Any) -> Iterator[tuple[NodeProcess, Peer
     peer = Peer(f'{namespace}/flashrt')
     try:
         if parameters.get('autostart', True):
-            until(lambda: _is_active(process, peer.client), 60.0)
+            until(lambda: _is_active(process, peer.client), 2 * WAIT)
         else:
-            peer.client.lifecycle(timeout=60.0)
+            peer.client.lifecycle(timeout=2 * WAIT)
         yield process, peer
     except BaseException:
         print(process.log)
@@ -166,23 +222,25 @@ def running(folder: Path, **parameters: Any) -> Iterator[tuple[NodeProcess, Peer
 def _is_active(process: NodeProcess, client: FlashrtClient) -> bool:
     assert process.process.poll() is None and 'configure failed' not in process.log, process.log
     try:
-        client.wait_until_active(1.0)
+        client.wait_until_active(3.0)
         return True
     except FlashrtError:
         return False
 
 
-def clean(client: FlashrtClient) -> None:
-    """Bring an active node back to how it starts."""
+def clean(client: FlashrtClient, *sessions: str) -> None:
+    """Bring an active node back to how it starts; `sessions`: others than the usual names."""
     client.cancel_all()
     for info in client.list():
         client.drop(info.name)
     until(lambda: _reset(client))
-    for name in ('a', 'b', 'c', 'long'):
+    for name in ('a', 'b', 'c', 'long', *sessions):
         try:
             client.close_session(name)
         except FlashrtError:
             pass
+    # What goals have still to say is said before what came after them: here a refusal.
+    client.generate('x', session='-').result(WAIT, check=False)
 
 
 def _reset(client: FlashrtClient) -> bool:
@@ -199,7 +257,8 @@ def start_long(client: FlashrtClient, session: str = '', tokens: int = 20,
     for prompt in PROMPTS:
         stream = client.generate(prompt, session=session, max_tokens=6000, **fields)
         until(lambda stream=stream: stream.done.done() or len(stream.tokens) >= tokens)
-        if not stream.done.done():
+        # One that was ended, by its timeout, say, was on its way as well.
+        if not stream.done.done() or stream.done.result().finish_reason != Token.STOP:
             return stream
     raise AssertionError('no prompt led to a long answer')
 

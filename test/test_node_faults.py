@@ -1,9 +1,9 @@
 """Faults planted in a real node: device error, hang, overrun (acceptance 34, 36)."""
 
 from pathlib import Path
+import re
 import shutil
 import sys
-import time
 
 import pytest
 
@@ -11,13 +11,12 @@ pytest.importorskip('rclpy')
 sys.path.insert(0, str(Path(__file__).parent))
 
 from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
-from node_cases import code_of, running, start_long, until  # noqa: E402
+from node_cases import code_of, last, LATCHED, running, start_long, until, WAIT  # noqa: E402
 from rcl_interfaces.srv import GetParameters  # noqa: E402
-from rclpy.qos import DurabilityPolicy, QoSProfile  # noqa: E402
 
 from flashrt_ros.msg import CapsuleList, Token  # noqa: E402
 
-# A file in the working folder switches the fault on.
+# A file in the working folder switches a fault on; another one tells that it is felt.
 STEP = """
 import pathlib, time
 from flashrt_ros import plan
@@ -27,14 +26,16 @@ def faulty(self, *arguments, **named):
         pathlib.Path('break').unlink()
         raise RuntimeError('the device fell off the bus')
     while pathlib.Path('hang').exists():
-        time.sleep(0.05)
+        pathlib.Path('hangs').touch()
+        time.sleep(0.01)
     return step(self, *arguments, **named)
 plan.EagerPlan.step = faulty
 from flashrt_ros import assembly
 load = assembly.load_model
 def slow(*arguments, **named):
-    if pathlib.Path('slow').exists():
-        time.sleep(3.0)
+    while pathlib.Path('slow').exists():
+        pathlib.Path('loads').touch()
+        time.sleep(0.01)
     return load(*arguments, **named)
 assembly.load_model = slow
 """
@@ -44,44 +45,57 @@ assembly.load_model = slow
 def system(tmp_path_factory):
     folder = tmp_path_factory.mktemp('node')
     with running(folder, fault=STEP, timeouts__stall=1.0, timeouts__cancel=1.0,
-                 stream__depth=4, stream__max_rate_hz=2.0) as (process, peer):
+                 stream__depth=4, stream__max_rate_hz=0.5) as (process, peer):
         yield folder, process, peer
+
+
+@pytest.fixture
+def hang(system):
+    """Return a function that lets the device hang, and returns once it does."""
+    folder, _, _ = system
+
+    def begin():
+        (folder / 'hangs').unlink(missing_ok=True)
+        (folder / 'hang').touch()
+        until((folder / 'hangs').exists)
+    yield begin
+    (folder / 'hang').unlink(missing_ok=True)
 
 
 def test_a_device_error_ends_the_goal_with_its_code(system):
     folder, process, peer = system
     client = peer.client
-    base = client.generate('hello', max_tokens=2).result(20)
+    base = client.generate('hello', max_tokens=2).result(WAIT)
     client.save('before', overwrite=True)
     stream = start_long(client, tokens=1)
     (folder / 'break').touch()
-    result = stream.result(10, check=False)
+    result = stream.result(WAIT, check=False)
     assert result.error_code == 42016 and stream.status == 6
-    assert stream.tokens[-1].finish_reason == Token.ERROR
-    assert 'fell off the bus' in process.log
+    assert last(stream.tokens).finish_reason == Token.ERROR
+    until(lambda: 'fell off the bus' in process.log)
     assert client.lifecycle() == 'active'
     assert client.restore('before').tokens_reused == base.position
-    assert client.generate('x', max_tokens=2).result(20).error_code == 0
+    assert client.generate('x', max_tokens=2).result(WAIT).error_code == 0
 
 
-def test_a_hang_fails_the_goal_and_is_reported(system):
+def test_a_hang_fails_the_goal_and_is_reported(system, hang):
     folder, _, peer = system
     client = peer.client
-    arrays = peer.collect(DiagnosticArray, '/diagnostics', 10)
+    arrays = peer.collect(DiagnosticArray, '/diagnostics', 10, first=True)
     stream = start_long(client, session='a', tokens=1)
     waiting = client.generate('x', session='b', max_tokens=2)
     until(lambda: waiting.handle)
-    (folder / 'hang').touch()
-    begin = time.monotonic()
-    result = stream.result(10, check=False)
+    hang()
+    result = stream.result(WAIT, check=False)
     assert result.error_code == 42016 and 'timeouts.stall' in result.error_msg
-    assert 0.9 < time.monotonic() - begin < 5.0
+    # By the clock of the node: nothing says how late the answer gets here.
+    assert 1.0 <= float(re.search(r'came for ([\d.]+) s', result.error_msg)[1]) < 5.0
     until(lambda: any(status.name == '/flashrt: stall' and status.level == b'\x02'
                       for status in arrays[-1].status))
-    assert code_of(lambda: client.call('list_capsules', _list(), timeout=10)) == 'TIMEOUT'
+    assert code_of(lambda: client.call('list_capsules', _list(), timeout=WAIT)) == 'TIMEOUT'
     (folder / 'hang').unlink()  # the device comes back
-    assert waiting.result(20).error_code == 0
-    assert client.generate('x', session='a', max_tokens=2).result(20).error_code == 0
+    assert waiting.result(WAIT).error_code == 0
+    assert client.generate('x', session='a', max_tokens=2).result(WAIT).error_code == 0
 
 
 def _list():
@@ -92,7 +106,8 @@ def _list():
 def test_overruns_show_as_gaps_and_the_result_is_whole(system):
     _, _, peer = system
     stream = peer.client.generate('tell me', session='c', max_tokens=40, temperature=20.0, seed=3)
-    result = stream.result(20)
+    result = stream.result(WAIT)
+    last(stream.tokens)
     ids = [i for token in stream.tokens for i in token.token_ids]
     assert len(ids) < result.completion_tokens == len(result.token_ids)
     seqs = [token.seq for token in stream.tokens]
@@ -104,8 +119,7 @@ def test_overruns_show_as_gaps_and_the_result_is_whole(system):
 
 def test_a_disk_that_refuses_is_told(system):
     folder, process, peer = system
-    latched = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
-    lists = peer.collect(CapsuleList, '/flashrt/capsules', latched)
+    lists = peer.collect(CapsuleList, '/flashrt/capsules', LATCHED)
     capsules = folder / 'capsules'
     for file in capsules.iterdir():
         file.unlink()
@@ -142,28 +156,27 @@ def test_a_disk_that_vanished_is_an_error_and_everything_else_goes_on(system):
         assert int({v.key: v.value for v in status.values}['pool_used_bytes']) > 0
         assert peer.client.restore('kept').error_code == 0
         assert 'kept' in [info.name for info in peer.client.list()]
-        assert peer.client.generate('go', max_tokens=2).result(20).error_code == 0
+        assert peer.client.generate('go', max_tokens=2).result(WAIT).error_code == 0
     capsules.unlink()
     peer.client.save('kept', persist=True, overwrite=True)
     until(lambda: memory() and memory().level == b'\x00')
 
 
-def test_deactivate_under_a_hang_recovers_to_unconfigured(system):
+def test_deactivate_under_a_hang_recovers_to_unconfigured(system, hang):
     folder, _, peer = system
     client = peer.client
     stream = start_long(client, session='a', tokens=1)
-    (folder / 'hang').touch()
-    time.sleep(0.2)
+    hang()
     deactivating = client.call_async('change_state', _transition('deactivate'))
-    until(deactivating.done, 30)
-    assert code_of(lambda: stream.result(10)) in ('NOT_ACTIVE', 'DEVICE')
+    until(deactivating.done)
+    assert code_of(lambda: stream.result(WAIT)) in ('NOT_ACTIVE', 'DEVICE')
     (folder / 'hang').unlink()
     state = client.lifecycle()
     assert state in ('inactive', 'unconfigured')
     if state == 'unconfigured':
-        assert client.change_state('configure', timeout=60)
+        assert client.change_state('configure')
     assert client.change_state('activate')
-    assert client.generate('x', session='b', max_tokens=2).result(20).error_code == 0
+    assert client.generate('x', session='b', max_tokens=2).result(WAIT).error_code == 0
 
 
 def test_everything_answers_while_configure_loads(system):
@@ -172,26 +185,25 @@ def test_everything_answers_while_configure_loads(system):
     for transition in {'active': ('deactivate', 'cleanup'), 'inactive': ('cleanup',)}.get(
             client.lifecycle(), ()):
         assert client.change_state(transition)
-    (folder / 'slow').touch()
-    loading = client.call_async('change_state', _transition('configure'))
-    slowest, asked = 0.0, 0
     getter = peer.node.create_client(GetParameters, '/flashrt/get_parameters')
-    assert getter.wait_for_service(10)
-    deadline = time.monotonic() + 2.0  # of the three seconds that it takes
-    while time.monotonic() < deadline:
-        begin = time.monotonic()
-        future = getter.call_async(GetParameters.Request(names=['device']))
-        until(future.done)
-        assert code_of(client.list) == 'NOT_ACTIVE'
-        if time.monotonic() < deadline:
+    assert getter.wait_for_service(WAIT)
+    peer.known()
+    (folder / 'slow').touch()
+    try:
+        loading = client.call_async('change_state', _transition('configure'))
+        until((folder / 'loads').exists)
+        for _ in range(5):
+            future = getter.call_async(GetParameters.Request(names=['device']))
+            until(future.done)
+            assert code_of(client.list) == 'NOT_ACTIVE'
             assert not client.change_state('activate')  # one transition at a time
-        slowest, asked = max(slowest, time.monotonic() - begin), asked + 1
-    assert asked > 3
-    (folder / 'slow').unlink()
+        assert not loading.done()
+    finally:
+        (folder / 'slow').unlink()  # it loads until then
     until(loading.done)
     assert loading.result().success
-    assert slowest < 2.0, f'three answers took {slowest:.1f} s'
     assert client.lifecycle() == 'inactive'
+    assert client.change_state('activate')
 
 
 def _transition(name):

@@ -27,10 +27,15 @@ def engine():
 
 
 class Halt:
-    """Stops the worker in the middle of the chunk of a prefill until told to go on."""
+    """
+    Stops the worker in the middle of the chunk of a prefill until told to go on.
 
-    def __init__(self, engine, chunk=2):
-        self.reached, self.go_on = threading.Event(), threading.Event()
+    :param last: another such chunk: what is served before it is served before the end.
+    """
+
+    def __init__(self, engine, chunk=2, last=4):
+        self.reached, self.go_on, self.end = (threading.Event() for _ in range(3))
+        self._last = last
         self._append, self._chunk, self._count = engine.plan.append, chunk, 0
         engine.plan.append = self
 
@@ -39,7 +44,13 @@ class Halt:
         if self._count == self._chunk:
             self.reached.set()
             assert self.go_on.wait(WAIT)
+        if self._count == self._last:
+            assert self.end.wait(WAIT)
         self._append(tokens)
+
+    def release(self):
+        self.go_on.set()
+        self.end.set()
 
 
 def prefill(worker, engine, control=None, **fields):
@@ -70,6 +81,7 @@ def test_case_33_what_needs_no_boundary_of_the_session_is_served_within_its_pref
     halt.go_on.set()
     done = {name: job.result(WAIT) for name, job in jobs.items()}
     assert not future.done()
+    halt.end.set()
     assert done['save'].info.tokens == 57 and done['restore'].tokens_reused == 50
     state = done['state']
     assert state['default'].position == 50 and state['default'].busy, 'the boundary, no chunk'
@@ -83,7 +95,7 @@ def test_what_is_served_aside_leaves_no_trace_in_the_prefill(worker, engine):
     for round in range(20):
         aside(worker, lambda e: e.restore('other', 'c'))
         aside(worker, lambda e, n=round: e.save('other', f'o{n}'), 'other')
-    halt.go_on.set()
+    halt.release()
     future.result(WAIT)
     bare = build(context=4096)
     bare.append(token_ids=ids(50))
@@ -104,6 +116,7 @@ def test_a_save_of_the_session_waits_for_the_end_of_its_append(worker, engine):
         with pytest.raises(Busy):
             refused.result(WAIT)
     assert not save.done()
+    halt.end.set()
     future.result(WAIT)
     assert save.result(WAIT).info.tokens == unnamed.result(WAIT).info.tokens == 50 + LONG
     assert 'half' not in [i.name for i in worker.call(lambda e: e.list()).result(WAIT)]
@@ -114,7 +127,7 @@ def test_a_cancel_acts_between_chunks_and_the_save_has_the_boundary_before(worke
     future, halt = prefill(worker, engine, control)
     save = aside(worker, lambda e: e.save(name='after'), 'default')
     control.cancel(FinishReason.PREEMPTED)
-    halt.go_on.set()
+    halt.release()
     answer = future.result(WAIT)
     assert (answer.finish_reason, answer.position) == (FinishReason.PREEMPTED, 50)
     assert save.result(WAIT).info.tokens == 50
@@ -151,6 +164,7 @@ def test_a_replay_serves_too_and_keeps_its_session_waiting(worker, engine):
     assert listed.result(WAIT) == {'default': 50 + LONG, 'other': 57}
     assert moved.result(WAIT).tokens_reused == 50
     assert not back.done() and not save.done()
+    halt.end.set()
     assert back.result(WAIT).position == save.result(WAIT).info.tokens == 2500
 
 
@@ -160,7 +174,7 @@ def test_places_are_known_without_asking(worker, engine):
     future, halt = prefill(worker, engine, capsule='c')
     aside(worker, lambda e: None)
     epoch = worker.place('default')[0]
-    halt.go_on.set()
+    halt.release()
     answer = future.result(WAIT)
     assert worker.place('default') == (answer.epoch, 50 + LONG)
     rolled = worker.call(lambda e: e.rollback(to='tokens', value=1)).result(WAIT)
@@ -191,7 +205,7 @@ def test_a_replay_ends_when_the_worker_is_told_to_stop(engine):
                        session='default', control=control)
     assert halt.reached.wait(WAIT)
     assert not worker.stop(0.0)
-    halt.go_on.set()
+    halt.release()
     with pytest.raises(Canceled):
         back.result(WAIT)
     assert worker.stop(WAIT) and digest(engine) == before
