@@ -59,8 +59,11 @@ def from_kept(session: Session, full: Frozen, copied: int, pool: Pool) -> Aligne
     pages = full.pages[:pages_for(kept.position)]
     frozen = pool.hold(Frozen(kept.position, kept.block, pages))
     host = session.host
-    return Aligned(frozen, replace(host, schedule=host.schedule.cut(kept.position),
-                                   tail=(*ids_of(pool, full, kept.position), *host.tail)), copied)
+    # A seed at this very position is not in the block, which was kept before it.
+    host = replace(host, schedule=host.schedule.cut(kept.position),
+                   tail=(*ids_of(pool, full, kept.position), *host.tail),
+                   seeds=tuple(seed for seed in host.seeds if seed[0] < kept.position))
+    return Aligned(frozen, host, copied)
 
 
 def rebuild(session: Session, full: Frozen, copied: int, live: Lineage, empty: Frozen,
@@ -93,8 +96,8 @@ def rebuild(session: Session, full: Frozen, copied: int, live: Lineage, empty: F
     schedule = Schedule()
     for _ in range(goal // plan.grid):
         schedule = schedule.appended(plan.grid)
-    return Aligned(frozen, replace(host, schedule=schedule, tail=(*ids[goal:], *host.tail)),
-                   copied + moved, goal)
+    host = replace(host, schedule=schedule, tail=(*ids[goal:], *host.tail), seeds=())
+    return Aligned(frozen, host, copied + moved, goal)
 
 
 def ids_of(pool: Pool, frozen: Frozen, start: int) -> list[int]:

@@ -107,10 +107,10 @@ class Session:
         if not self._sampled:
             return host
         ids, matcher, detokenizer = self._saying
-        return HostState(
-            host.schedule.sampled(self._sampler, self._sampled), host.turns,
-            'assistant_ended' if ids[self._sampled - 1] in self._eos else 'assistant_open',
-            host.role, detokenizer.state(), matcher.held, host.tail)
+        return replace(
+            host, schedule=host.schedule.sampled(self._sampler, self._sampled),
+            turn='assistant_ended' if ids[self._sampled - 1] in self._eos else 'assistant_open',
+            detokenizer=detokenizer.state(), held=matcher.held)
 
     @property
     def position(self) -> int:
@@ -199,7 +199,8 @@ class Session:
         self._sampled = 0
         if ids:  # the turn begins behind the tail, which was said before it
             turns = (*host.turns, (start + len(host.tail), host.turn))
-            self._host = HostState(schedule=schedule, turns=turns, turn=turn, role=role)
+            self._host = HostState(schedule=schedule, turns=turns, turn=turn, role=role,
+                                   seeds=host.seeds)
         else:
             self._host = replace(host, schedule=schedule, tail=(), turn=turn, role=role)
         return len(pending)
@@ -314,9 +315,9 @@ class Session:
             rest += detokenizer.flush()
         if rest:
             publish((), rest)
-        self._host = HostState(
-            host.schedule, host.turns, 'assistant_ended' if ended else 'assistant_open', host.role,
-            None if ended else detokenizer.state(), '', host.tail)
+        self._host = replace(
+            host, turn='assistant_ended' if ended else 'assistant_open',
+            detokenizer=None if ended else detokenizer.state(), held='')
         self._sampled = 0
 
     # -- rollback ---------------------------------------------------------------------------
@@ -375,6 +376,7 @@ class Session:
         after = self._host_at(host, target)
         if replay == 0:
             copied = self._lineage.put_back(kept.block, kept.position)
+            self._seed_at(host, target)
         else:
             copied = self._replay(kept, ids, host, target, control, aside)
         self._host, self._sampled, self._same = after, 0, None
@@ -394,6 +396,7 @@ class Session:
         try:
             self._begun = before.position
             copied = self._lineage.put_back(kept.block, kept.position)
+            self._seed_at(host, kept.position)
             for start, length, sampler in host.schedule.folds(
                     kept.position, target, self._plan.block):
                 if aside is not None and start > kept.position:
@@ -405,6 +408,7 @@ class Session:
                     temperature, top_k, top_p, seed, counter = sampler
                     sampling.write(self._plan.arena, sampling.Sampling(
                         temperature, top_k, top_p, seed), counter + 1)
+                self._seed_at(host, start + length)
         except BaseException as error:
             self._lineage.restore(before)
             raise _as_typed(error, 'the replay of a rollback', before.position) from error
@@ -413,6 +417,12 @@ class Session:
             self._lineage.pool.release(before)
             self._lineage.pool.release_block(kept.block)
         return copied
+
+    def _seed_at(self, host: HostState, position: int) -> None:
+        """Begin the random sequence that a restore or a fork began at this position."""
+        seed = next((seed for at, seed in host.seeds if at == position), None)
+        if seed is not None:
+            sampling.reseed(self._plan.arena.manifest, self._plan.arena.fixed, seed)
 
     def _host_at(self, host: HostState, target: int) -> HostState:
         """Derive the host part of an earlier position; it may lie within an unfolded tail."""
@@ -423,7 +433,8 @@ class Session:
         turns = tuple(mark for mark in host.turns if mark[0] < target)
         turn = next((state for start, state in host.turns if start == target), None)
         there = HostState(schedule=host.schedule.cut(target), turns=turns, tail=tail,
-                          turn=turn or ('assistant_open' if target else 'empty'))
+                          turn=turn or ('assistant_open' if target else 'empty'),
+                          seeds=tuple(seed for seed in host.seeds if seed[0] <= target))
         # UTF-8 needs at most three earlier bytes, and a token has at least one: a short run-up
         # brings the decoder into the state it had here.
         if turn is not None or not target:

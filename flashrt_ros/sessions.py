@@ -163,6 +163,7 @@ class Sessions:
         copied = 0
         if self.running is not None:
             return self.point(session, frozen, host, parent_id, seed)
+        host = host if seed is None else host.seeded(seed)
         if session is not self.live:
             copied += self._park()
         copied += self._lineage.restore(frozen, source)
@@ -182,6 +183,7 @@ class Sessions:
         if session.parked is not None:
             self._store.unpark(session.parked)
         session.parked, session.reseed = parked, seed
+        host = host if seed is None else host.seeded(seed)
         session.become(host, parent_id, frozen, self.next_epoch())
         return 0
 

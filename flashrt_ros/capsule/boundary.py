@@ -124,6 +124,8 @@ class HostState:
     :param detokenizer: JSON state with bytes that are not yet a whole character; None if none.
     :param held: text held back because it may still become a stop string.
     :param tail: ids behind the position that are known but not folded (aligned capsules only).
+    :param seeds: ``(position, seed)`` where a restore or a fork began another random sequence,
+        which no fold tells of.
     """
 
     schedule: Schedule = field(default_factory=Schedule)
@@ -133,12 +135,19 @@ class HostState:
     detokenizer: dict | None = None
     held: str = ''
     tail: tuple[int, ...] = ()
+    seeds: tuple[tuple[int, int], ...] = ()
+
+    def seeded(self, seed: int) -> HostState:
+        """Return the host part after another random sequence was begun at this boundary."""
+        position = self.schedule.tokens
+        return replace(self, seeds=(*(s for s in self.seeds if s[0] < position), (position, seed)))
 
     def to_json(self) -> dict:
         """Return a JSON-able form for files."""
         return {'schedule': self.schedule.to_json(), 'turns': [list(t) for t in self.turns],
                 'turn': self.turn, 'role': self.role, 'detokenizer': self.detokenizer,
-                'held': self.held, 'tail': list(self.tail)}
+                'held': self.held, 'tail': list(self.tail),
+                **({'seeds': [list(s) for s in self.seeds]} if self.seeds else {})}
 
     @classmethod
     def from_json(cls, data: dict) -> HostState:
@@ -147,4 +156,5 @@ class HostState:
             schedule=Schedule.from_json(data['schedule']),
             turns=tuple((int(position), str(state)) for position, state in data['turns']),
             turn=str(data['turn']), role=data['role'], detokenizer=data['detokenizer'],
-            held=str(data['held']), tail=tuple(int(token) for token in data['tail']))
+            held=str(data['held']), tail=tuple(int(token) for token in data['tail']),
+            seeds=tuple((int(position), int(seed)) for position, seed in data.get('seeds', ())))
