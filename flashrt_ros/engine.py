@@ -30,7 +30,7 @@ from flashrt_ros.capsule.names import check_note
 from flashrt_ros.capsule.pool import Frozen
 from flashrt_ros.config import EngineConfig
 from flashrt_ros.control import Control, FinishReason
-from flashrt_ros.errors import InvalidArgument, Storage
+from flashrt_ros.errors import Corrupt, InvalidArgument, Storage
 from flashrt_ros.prompting import Prompting
 from flashrt_ros.results import (
     AppendResult,
@@ -270,11 +270,18 @@ class Engine:
                              time.monotonic() - begin)
 
     def _restore(self, found: Capsule, session: str, seed: int | None) -> int:
+        self._check_tail(found)
         if found.tokens and not found.position:
             raise InvalidArgument(f'capsule {found.name!r} would reuse nothing; prefill it again.')
         copied = self._assign(found, session, seed)
         self._counts['restores'] += 1
         return copied
+
+    def _check_tail(self, found: Capsule) -> None:
+        """Refuse, before a device looks them up, ids in the tail of a file that no token has."""
+        if max(found.host.tail, default=0) >= self.model.config.vocab_size:
+            raise Corrupt(f'the tail of capsule {found.name!r} holds ids that the model does not '
+                          'know; save it again.')
 
     def _assign(self, found: Capsule, session: str, seed: int | None) -> int:
         if found.frozen is None and self._sessions.running is None:
@@ -322,6 +329,7 @@ class Engine:
         copied = 0
         if source is None:
             found = self.store.find(capsule)
+            self._check_tail(found)
             frozen = self.lineage.pool.hold(self.store.promote(found))
         else:
             frozen, copied = self._sessions.freeze(source)

@@ -13,7 +13,7 @@ from flashrt_ros.aligned import Aligned
 from flashrt_ros.answering import Answering
 from flashrt_ros.arena import Role
 from flashrt_ros.capsule import codec
-from flashrt_ros.capsule.boundary import HostState
+from flashrt_ros.capsule.boundary import HostState, Run, Schedule
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.cli.checks import process
 from flashrt_ros.engine import Engine
@@ -149,10 +149,11 @@ def file_lacks_recurrent(plant):
 
 
 def file_lacks_its_schedule(plant):
-    """A file does not say how its rows came to be; its bytes are right."""
+    """A file does not say how its rows came to be but one by one; its bytes are right."""
     @plant.around(codec, 'write')
     def write(whole, image, *rest, **named):
-        image.header = replace(image.header, host=HostState().to_json())
+        folds = Schedule((Run(1, image.header.position),) if image.header.position else ())
+        image.header = replace(image.header, host=HostState(folds).to_json())
         return whole(image, *rest, **named)
 
 

@@ -108,8 +108,15 @@ class Schedule:
     @classmethod
     def from_json(cls, data: list) -> Schedule:
         """Invert :meth:`to_json`."""
-        return cls(tuple(Run(int(length), int(count), None if sampler is None else tuple(sampler))
-                         for length, count, sampler in data))
+        runs = tuple(Run(int(length), int(count), None if sampler is None else tuple(sampler))
+                     for length, count, sampler in data)
+        for run in runs:
+            if run.length < 1 or run.count < 1 or run.sampler and (
+                    run.length > 1 or len(run.sampler) != 5
+                    or not all(type(value) in (int, float) for value in run.sampler)
+                    or not 0 <= run.sampler[4] < (1 << 63) - run.count):
+                raise ValueError('its schedule cannot be')
+        return cls(runs)
 
 
 @dataclass(frozen=True)
@@ -158,3 +165,27 @@ class HostState:
             turn=str(data['turn']), role=data['role'], detokenizer=data['detokenizer'],
             held=str(data['held']), tail=tuple(int(token) for token in data['tail']),
             seeds=tuple((int(position), int(seed)) for position, seed in data.get('seeds', ())))
+
+    def check(self, position: int) -> None:
+        """
+        Refuse what no boundary at ``position`` has.
+
+        A file may come from anywhere, and nobody looks again before a verb relies on this.
+
+        :raises ValueError: saying what cannot be.
+        """
+        for what, sound in (
+                ('schedule', self.schedule.tokens == position),
+                ('role', self.role is None or isinstance(self.role, str)),
+                ('detokenizer', self.detokenizer is None or isinstance(self.detokenizer, dict)),
+                ('turns', _rising([at for at, _ in self.turns], position + len(self.tail) - 1)),
+                ('seeds', _rising([at for at, _ in self.seeds], position)
+                 and all(0 <= seed < 1 << 64 for _, seed in self.seeds)),
+                ('tail', all(0 <= token < 1 << 31 for token in self.tail))):
+            if not sound:
+                raise ValueError(f'its {what} cannot be')
+
+
+def _rising(positions: list[int], last: int) -> bool:
+    """Tell whether positions rise, from 0 at least to ``last`` at most."""
+    return all(low < high for low, high in zip([-1, *positions], [*positions, last + 1]))

@@ -231,7 +231,9 @@ class Store(Tiers):
 
 def _host(header: Header) -> HostState:
     try:
-        return HostState.from_json(header.host)
-    except (KeyError, TypeError, ValueError) as error:
+        host = HostState.from_json(header.host)
+        host.check(header.position)
+        return host
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Corrupt(f'the host part of capsule {header.name!r} is malformed ({error}); '
                       'save it again.') from error
