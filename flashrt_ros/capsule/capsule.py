@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+import threading
 import time
 from typing import NamedTuple
 
 from flashrt_ros.capsule.anonymous import Anonymous
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.capsule.pool import Frozen, Pages
+
+
+class _Clock:
+    """Unix time in seconds that never goes back, as clocks of robots do when they are set."""
+
+    def __init__(self) -> None:
+        self._last = 0.0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> float:
+        with self._lock:
+            self._last = max(time.time(), self._last + 1e-6)
+            return self._last
+
+
+now = _Clock()
 
 
 class CapsuleInfo(NamedTuple):
@@ -52,7 +69,7 @@ class Capsule:
     :param moving: on its way up, not to be touched by the writer of files.
     :param hidden: the boundary of a parked session: listed nowhere, kept as any capsule, and on
         disk in a file without a name (``file``).
-    :param used: when it was last saved or restored, Unix time in seconds.
+    :param used: when it was last saved or restored, by a clock that never goes back.
     :param exact_future: False where a soft field of the fingerprint differs, so that going on
         from here may give other last bits than the machine that saved it would have.
     """
@@ -75,7 +92,7 @@ class Capsule:
     hidden: bool = False
     file: Anonymous | None = None
     uids: tuple[int, Pages] | None = None
-    used: float = field(default_factory=time.time)
+    used: float = field(default_factory=now)
     exact_future: bool = True
     warnings: list[str] = field(default_factory=list)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from flashrt_ros.capsule import faults
 from flashrt_ros.capsule.boundary import HostState
-from flashrt_ros.capsule.capsule import Capsule, CapsuleInfo
+from flashrt_ros.capsule.capsule import Capsule, CapsuleInfo, now
 from flashrt_ros.capsule.codec import Header
 from flashrt_ros.capsule.fingerprint import Fingerprint
 from flashrt_ros.capsule.lineage import Lineage
@@ -73,7 +73,7 @@ class Store(Tiers):
             header.id, header.name, header.parent_id, header.session, header.position,
             header.aligned, header.created, header.note, _host(header), on_disk=True,
             replaces=True, exact_future=not differences, warnings=differences,
-            used=header.created)
+            used=min(header.created, now()))  # what is used from here on is used later
 
     def find(self, reference: str) -> Capsule:
         """

@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 
 from flashrt_ros.capsule.boundary import HostState
-from flashrt_ros.capsule.capsule import Capsule
+from flashrt_ros.capsule.capsule import Capsule, now
 from flashrt_ros.capsule.files import Files
 from flashrt_ros.capsule.fingerprint import Fingerprint
 from flashrt_ros.capsule.lane import Lane
@@ -295,7 +295,7 @@ class Tiers:
         with self._lock:
             if self._capsules.get(capsule.name) is capsule:
                 self._capsules.move_to_end(capsule.name)
-            capsule.used = time.time()
+            capsule.used = now()
 
     @contextmanager
     def beside(self, capsule: Capsule) -> Iterator[tuple[Frozen, Pool, Frozen | None] | None]:
