@@ -65,11 +65,11 @@ def test_a_burst_of_calls_and_goals_loses_none(tmp_path):
     """More at once than the usual depth of a service queue, which is ten."""
     pytest.importorskip('rclpy')
     sys.path.insert(0, str(Path(__file__).parent))
-    from node_cases import running, until
+    from node_cases import running, until, WAIT
     with running(tmp_path) as (_, peer):
         request = srv.ListCapsules.Request()
         calls = [peer.client.call_async('list_capsules', request) for _ in range(100)]
-        until(lambda: all(call.done() for call in calls), 60.0)
+        until(lambda: all(call.done() for call in calls))
         streams = [peer.client.generate('hello', max_tokens=1) for _ in range(40)]
         for stream in streams:
-            assert stream.result(timeout=60.0).error_code == 0
+            assert stream.result(WAIT).error_code == 0

@@ -13,7 +13,7 @@ pytest.importorskip('rclpy')
 sys.path.insert(0, str(Path(__file__).parent))
 
 from builtin_interfaces.msg import Duration  # noqa: E402
-from node_cases import clean, code_of, running, start_long  # noqa: E402
+from node_cases import clean, code_of, running, start_long, until, WAIT  # noqa: E402
 
 from flashrt_ros import srv  # noqa: E402
 from flashrt_ros.cli import exits  # noqa: E402
@@ -30,7 +30,7 @@ def node(tmp_path_factory):
 @pytest.fixture
 def peer(node):
     clean(node.client)
-    node.client.generate('a scene', max_tokens=0).result(20)
+    node.client.generate('a scene', max_tokens=0).result(WAIT)
     node.client.save('scene')
     return node
 
@@ -51,7 +51,7 @@ def test_of_two_that_restore_in_one_epoch_the_second_is_refused(client):
     seen, _ = stands(client)
     first = client.restore('scene', expected_epoch=seen)
     assert first.epoch > seen
-    client.generate('go', max_tokens=2).result(20)
+    client.generate('go', max_tokens=2).result(WAIT)
     before = stands(client)
     with pytest.raises(InvalidArgument) as refusal:
         client.restore('scene', expected_epoch=seen)
@@ -86,7 +86,7 @@ def test_a_stale_restore_preempts_nobody(client):
     assert not stream.done.done()
     present = stream.tokens[-1].epoch
     assert client.restore('scene', on_busy='preempt', expected_epoch=present).epoch > present
-    assert stream.result(20, check=False).error_code == ErrorCode.PREEMPTED
+    assert stream.result(WAIT, check=False).error_code == ErrorCode.PREEMPTED
 
 
 def test_who_waited_is_refused_by_what_happened_meanwhile(client):
@@ -95,9 +95,8 @@ def test_who_waited_is_refused_by_what_happened_meanwhile(client):
     waiting = [client.call_async('restore_capsule', srv.RestoreCapsule.Request(
         capsule='scene', on_busy=srv.RestoreCapsule.Request.WAIT, expected_epoch=seen))
         for _ in range(2)]
-    while not all(future.done() for future in waiting):
-        stream.cancel()
-        stream.result(20, check=False)
+    stream.cancel()
+    until(lambda: all(future.done() for future in waiting))
     codes = sorted(future.result().error_code for future in waiting)
     assert codes == [ErrorCode.NONE, ErrorCode.INVALID_ARGUMENT]
 
@@ -121,7 +120,7 @@ def test_the_command_line(client):
         process = subprocess.run(
             [sys.executable, '-m', 'flashrt_ros.cli.main', 'call', 'restore', 'scene',
              '--expected-epoch', str(epoch), '--json'], capture_output=True, text=True,
-            timeout=60, env=os.environ, check=False)
+            timeout=120, env=os.environ, check=False)
         return process.returncode, json.loads(process.stdout)
     seen, _ = stands(client)
     status, done = restore(seen)

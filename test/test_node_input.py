@@ -9,8 +9,7 @@ import pytest
 pytest.importorskip('rclpy')
 sys.path.insert(0, str(Path(__file__).parent))
 
-from node_cases import clean, running, until  # noqa: E402
-from rclpy.qos import DurabilityPolicy, QoSProfile  # noqa: E402
+from node_cases import clean, LATCHED, running, until, WAIT  # noqa: E402
 from std_msgs.msg import String  # noqa: E402
 
 from flashrt_ros import srv  # noqa: E402
@@ -29,7 +28,7 @@ def peer(tmp_path_factory):
     with running(tmp_path_factory.mktemp('node'), context__max_tokens=512, sessions__max=4,
                  capsules__device_bytes=4 << 20) as (_, peer):
         clean(peer.client)
-        peer.client.generate('a scene', max_tokens=4).result(20)
+        peer.client.generate('a scene', max_tokens=4).result(WAIT)
         peer.client.save('scene')
         yield peer
 
@@ -71,7 +70,7 @@ def test_names_that_break_the_rule(client, name):
         refused(client.call(service, request, check=False), 'INVALID_NAME')
     for field in ('session', 'capsule', 'save_as'):
         stream = client.generate('x', max_tokens=1, **{field: name})
-        refused(stream.result(10, check=False), 'INVALID_NAME')
+        refused(stream.result(WAIT, check=False), 'INVALID_NAME')
 
 
 def test_names_that_are_missing(client):
@@ -172,7 +171,7 @@ def test_absurd_numbers_that_are_legal(client):
     for fields in ({'seed': 2 ** 64 - 1}, {'temperature': 1e300}, {'top_k': 2 ** 31 - 1},
                    {'timeout': 2.0 ** 31 - 1}, {'temperature': 1e-300}, {'top_p': 1e-300}):
         result = client.generate('x', max_tokens=2, capsule='here', **fields).result(
-            10, check=False)
+            WAIT, check=False)
         assert result.error_code in (0, ErrorCode.INVALID_ARGUMENT), (fields, result.error_msg)
     client.restore('here')
     client.drop('here')
@@ -192,6 +191,5 @@ def test_a_bad_prompt_on_the_topic_ends_nothing(client, peer):
     until(publisher.get_subscription_count)
     publisher.publish(String(data='x' * (1 << 20)))
     publisher.publish(String(data=''))
-    states = peer.collect(NodeState, '/flashrt/state', QoSProfile(
-        depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL))
-    assert until(lambda: states)[-1].lifecycle == 'active'
+    states = peer.collect(NodeState, '/flashrt/state', LATCHED)
+    assert states[-1].lifecycle == 'active'

@@ -9,17 +9,15 @@ pytest.importorskip('rclpy')
 sys.path.insert(0, str(Path(__file__).parent))
 
 from diagnostic_msgs.msg import DiagnosticArray  # noqa: E402
-from node_cases import code_of, Peer, running, start_long, until  # noqa: E402
+from node_cases import code_of, LATCHED, Peer, running, start_long, until, WAIT  # noqa: E402
 from rcl_interfaces.srv import DescribeParameters, SetParameters  # noqa: E402
 from rclpy.parameter import Parameter  # noqa: E402
-from rclpy.qos import DurabilityPolicy, QoSProfile  # noqa: E402
 from std_msgs.msg import String  # noqa: E402
 from std_srvs.srv import Trigger  # noqa: E402
 
 from flashrt_ros import srv  # noqa: E402
 from flashrt_ros.msg import CapsuleList, NodeState  # noqa: E402
 
-LATCHED = QoSProfile(depth=1, durability=DurabilityPolicy.TRANSIENT_LOCAL)
 EVERY_SERVICE = {
     'save_capsule': srv.SaveCapsule.Request(capsule='x'),
     'restore_capsule': srv.RestoreCapsule.Request(capsule='x'),
@@ -34,8 +32,7 @@ EVERY_SERVICE = {
 
 @pytest.fixture(scope='module')
 def peer(tmp_path_factory):
-    with running(tmp_path_factory.mktemp('node'), autostart=False,
-                 timeouts__service=2.0) as (_, peer):
+    with running(tmp_path_factory.mktemp('node'), autostart=False) as (_, peer):
         yield peer
 
 
@@ -44,11 +41,12 @@ def client(peer):
     return peer.client
 
 
-def ask(peer, kind, name, request, timeout=10.0):
+def ask(peer, kind, name, request):
     client = peer.node.create_client(kind, f'/flashrt/{name}')
-    assert client.wait_for_service(10)
+    assert client.wait_for_service(WAIT)
+    peer.known()
     future = client.call_async(request)
-    until(future.done, timeout)
+    until(future.done)
     peer.node.destroy_client(client)
     return future.result()
 
@@ -60,7 +58,7 @@ def set_parameter(peer, name, value):
 
 def go(client, *transitions):
     for transition in transitions:
-        assert client.change_state(transition, timeout=60.0), transition
+        assert client.change_state(transition, timeout=WAIT), transition
 
 
 def to_unconfigured(client):
@@ -74,7 +72,7 @@ def to_unconfigured(client):
 def all_refuse(client, word):
     for service, request in EVERY_SERVICE.items():
         assert code_of(lambda s=service, r=request: client.call(s, r)) == 'NOT_ACTIVE', service
-    result = client.generate('x').result(10, check=False)
+    result = client.generate('x').result(WAIT, check=False)
     assert result.error_code == 42001 and word in result.error_msg
     assert 'ros2 lifecycle set /flashrt' in result.error_msg
 
@@ -85,7 +83,7 @@ def test_every_service_in_every_wrong_state(client, peer):
     go(client, 'configure')
     all_refuse(client, 'inactive')
     go(client, 'activate')
-    assert client.generate('x', max_tokens=2).result(20).error_code == 0
+    assert client.generate('x', max_tokens=2).result(WAIT).error_code == 0
     go(client, 'deactivate')
     all_refuse(client, 'inactive')
     prompts = peer.node.create_publisher(String, '/flashrt/prompt', 10)
@@ -111,12 +109,12 @@ def test_every_service_in_every_wrong_state(client, peer):
 def test_a_failed_configure_leaves_a_node_that_can_be_configured(client, peer, name, bad, good):
     to_unconfigured(client)
     assert set_parameter(peer, name, bad).successful
-    assert not client.change_state('configure', timeout=60.0)
+    assert not client.change_state('configure', timeout=WAIT)
     assert client.lifecycle() == 'unconfigured'
     all_refuse(client, 'unconfigured')
     assert set_parameter(peer, name, good).successful
     go(client, 'configure', 'activate')
-    assert client.generate('x', max_tokens=2).result(20).error_code == 0
+    assert client.generate('x', max_tokens=2).result(WAIT).error_code == 0
 
 
 def test_a_file_in_place_of_a_model(client, peer, tmp_path):
@@ -124,7 +122,7 @@ def test_a_file_in_place_of_a_model(client, peer, tmp_path):
     (tmp_path / 'config.json').write_text('{"model_type": "gpt_neox"')
     for path in (tmp_path, tmp_path / 'config.json'):
         assert set_parameter(peer, 'model.path', str(path)).successful
-        assert not client.change_state('configure', timeout=60.0)
+        assert not client.change_state('configure', timeout=WAIT)
         assert client.lifecycle() == 'unconfigured'
     assert set_parameter(peer, 'model.path', 'random:tiny').successful
     go(client, 'configure')
@@ -135,7 +133,7 @@ def test_ten_cycles_with_work_in_between(client):
     answers = []
     for _ in range(10):
         go(client, 'configure', 'activate')
-        answers.append(list(client.generate('count', max_tokens=8).result(20).token_ids))
+        answers.append(list(client.generate('count', max_tokens=8).result(WAIT).token_ids))
         client.save('kept', overwrite=True)
         go(client, 'deactivate', 'activate')
         assert client.restore('kept').tokens_reused > 0  # deactivate keeps the state
@@ -150,11 +148,11 @@ def test_deactivate_ends_goals_at_a_boundary(client):
     waiting = client.generate('x', session='a')
     until(lambda: waiting.handle)
     go(client, 'deactivate')
-    result = stream.result(10, check=False)
+    result = stream.result(WAIT, check=False)
     assert result.error_code == 42001 and result.completion_tokens > 0
-    assert code_of(lambda: waiting.result(10)) == 'NOT_ACTIVE'
+    assert code_of(lambda: waiting.result(WAIT)) == 'NOT_ACTIVE'
     go(client, 'activate')
-    following = client.generate(max_tokens=2).result(20)
+    following = client.generate(max_tokens=2).result(WAIT)
     assert following.tokens_reused == result.position
 
 
@@ -200,16 +198,18 @@ def test_baked_parameters_need_an_unconfigured_node(client, peer):
 def test_late_joiners_see_state_and_capsules(client):
     to_unconfigured(client)
     go(client, 'configure', 'activate')
-    client.generate('x', max_tokens=2, session='a').result(20)
+    client.generate('x', max_tokens=2, session='a').result(WAIT)
     client.save('late', 'a')
     late = Peer()
     try:
         states = late.collect(NodeState, '/flashrt/state', LATCHED)
         lists = late.collect(CapsuleList, '/flashrt/capsules', LATCHED)
-        state = until(lambda: states and states[-1].sessions and states[-1])
+        # What is latched tells of an answer a moment later.
+        state = until(lambda: {'a', 'default'} <= {
+            session.name for session in states[-1].sessions} and states[-1])
         assert state.lifecycle == 'active' and state.model == 'random:tiny'
         names = [session.name for session in state.sessions]
-        assert names == sorted(names) and {'a', 'default'} <= set(names)
+        assert names == sorted(names)
         until(lambda: [info.name for info in lists[-1].capsules] == ['late'])
         client.drop('late')
         until(lambda: not lists[-1].capsules)
@@ -222,8 +222,8 @@ def test_late_joiners_see_state_and_capsules(client):
 def test_diagnostics(client, peer):
     to_unconfigured(client)
     go(client, 'configure', 'activate')
-    arrays = peer.collect(DiagnosticArray, '/diagnostics', 10)
-    client.generate('x', max_tokens=4).result(20)
+    arrays = peer.collect(DiagnosticArray, '/diagnostics', 10, first=True)
+    client.generate('x', max_tokens=4).result(WAIT)
     client.save('x', overwrite=True)
     client.restore('x')
     assert code_of(lambda: client.restore('nope')) == 'UNKNOWN_CAPSULE'
@@ -232,12 +232,12 @@ def test_diagnostics(client, peer):
         status = next(s for s in arrays[-1].status if s.name == f'/flashrt: {name}')
         return {value.key: value.value for value in status.values}
 
-    until(lambda: arrays and values('requests').get('restore_capsule UNKNOWN_CAPSULE') == '1')
+    until(lambda: values('requests').get('restore_capsule UNKNOWN_CAPSULE') == '1')
     assert {status.name for status in arrays[-1].status} == {
         f'/flashrt: {name}' for name in ('runtime', 'latency', 'memory', 'requests', 'stall')}
     assert values('runtime')['lifecycle'] == 'active'
     assert values('latency')['restore count'] == '1'
-    assert int(values('memory')['pool_used_bytes']) > 0
+    until(lambda: int(values('memory')['pool_used_bytes']) > 0)  # as of the last look at it
     assert all(status.hardware_id == 'cpu' for status in arrays[-1].status)
     assert set_parameter(peer, 'warn.pool_use', 1e-9).successful
     until(lambda: any(s.level == b'\x01' and 'warn.pool_use' in s.message

@@ -19,7 +19,7 @@ from flashrt_ros.node.jobs import report  # noqa: E402
 def test_a_device_that_is_not_there_is_one_sentence(tmp_path):
     process = NodeProcess(tmp_path, device='cuda')
     try:
-        until(lambda: 'configure failed' in process.log, 60)
+        until(lambda: 'configure failed' in process.log)
     finally:
         process.close()
     line = next(line for line in process.log.splitlines() if 'configure failed' in line)

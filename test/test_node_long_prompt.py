@@ -12,20 +12,35 @@ from flashrt_ros.text import Text
 sys.path.insert(0, str(Path(__file__).parent))
 
 TEXT = ('Bring me the cup from the kitchen table, please. ' * 11_000)[:511 << 10]
-# One encoding of it keeps the interpreter for 0.2 s where the library is not told to let go. The
-# bound of a call is for a machine that is busy with other things too.
-PAUSE, CALL = 0.05, 0.1
+# One encoding of it keeps the interpreter for 0.2 s where the library is not told to let go, each
+# time. On a busy machine a pause may be another process's turn: the least of many tries counts.
+PAUSE, CALL, TRIES = 0.05, 0.1, 30
 
 
-def pauses(work, ready=None):
-    """Run something; return the longest time for which another thread did not get its turn."""
+def least(measure, bound):
+    """Measure until something is below a bound, or is not whatever else goes on; return it."""
+    found = []
+    for _ in range(TRIES):
+        found.append(measure())
+        if found[-1] < bound:
+            break
+    print(', '.join(f'{seconds * 1e3:.1f} ms' for seconds in found))
+    return min(found)
+
+
+def pauses(work):
+    """
+    Run something; return the longest time for which another thread did not get its turn.
+
+    Counted in time of this process: turns of others are no pauses.
+    """
     longest, over = [0.0], threading.Event()
 
     def watch():
-        last = time.perf_counter()
+        last = time.process_time()
         while not over.is_set():
             time.sleep(0.0005)
-            now = time.perf_counter()
+            now = time.process_time()
             longest[0], last = max(longest[0], now - last), now
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -45,12 +60,9 @@ def test_encoding_lets_other_threads_run(piece):
     switch = sys.getswitchinterval()
     sys.setswitchinterval(5e-4)  # as the node does
     try:
-        # The least of three: on a busy machine a pause may be another process's turn.
-        paused = min(pauses(lambda: text.encode(words)) for _ in range(3))
+        assert least(lambda: pauses(lambda: text.encode(words)), PAUSE) < PAUSE
     finally:
         sys.setswitchinterval(switch)
-    print(f'{paused * 1e3:.1f} ms')
-    assert paused < PAUSE
 
 
 def test_long_texts_have_the_ids_that_short_ones_have():
@@ -66,26 +78,27 @@ def test_long_texts_have_the_ids_that_short_ones_have():
 
 def test_a_parameter_call_beside_a_long_prompt(tmp_path):
     pytest.importorskip('rclpy')
-    from node_cases import running, until
+    from node_cases import running, until, WAIT
     from rcl_interfaces.srv import GetParameters
 
+    from flashrt_ros.msg import ErrorCode
     with running(tmp_path, model__path='embedded', context__max_tokens=1024) as (_, peer):
         parameters = peer.node.create_client(GetParameters, '/flashrt/get_parameters')
-        assert parameters.wait_for_service(10)
+        assert parameters.wait_for_service(WAIT)
+        peer.known()
 
         def ask():
             begun = time.perf_counter()
             future = parameters.call_async(GetParameters.Request(names=['device']))
-            until(future.done, 10)
+            until(future.done)
             return time.perf_counter() - begun
         ask()
-        longest = []
-        for _ in range(3):
+
+        def longest():
             stream = peer.client.generate(TEXT, max_tokens=1)
             calls = [ask()]
             while not stream.done.done():
                 calls.append(ask())
-            longest.append(max(calls))
-            assert stream.result(10, check=False).error_code == 42014  # CONTEXT_FULL, as it has to
-        print(', '.join(f'{call * 1e3:.0f} ms' for call in longest))
-        assert min(longest) < CALL
+            assert stream.result(WAIT, check=False).error_code == ErrorCode.CONTEXT_FULL
+            return max(calls)
+        assert least(longest, CALL) < CALL

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip('rclpy')
 sys.path.insert(0, str(Path(__file__).parent))
 
-from node_cases import clean, running, start_long, until  # noqa: E402
+from node_cases import clean, running, start_long, until, WAIT  # noqa: E402
 from std_srvs.srv import Trigger  # noqa: E402
 
 from flashrt_ros.errors import Capacity, InvalidArgument  # noqa: E402
@@ -32,16 +32,16 @@ def test_goals_that_were_told_to_end_are_counted(client):
     assert cancel() == 'No goal was open.'
     stream = start_long(client)
     assert cancel() == '1 goal was told to end.'
-    stream.result(20, check=False)
+    stream.result(WAIT, check=False)
     streams = [start_long(client), client.generate('x', session='a')]
     until(lambda: streams[1].handle)
     assert cancel() == '2 goals were told to end.'
     for stream in streams:
-        stream.result(20, check=False)
+        stream.result(WAIT, check=False)
 
 
 def test_a_long_note_is_told_the_rule_for_notes(client):
-    client.generate('a scene', max_tokens=0).result(20)
+    client.generate('a scene', max_tokens=0).result(WAIT)
     for note in ('n' * 4097, 'ö' * 2049):  # bytes count, not characters
         with pytest.raises(InvalidArgument) as refusal:
             client.save('x', note=note)
@@ -51,7 +51,7 @@ def test_a_long_note_is_told_the_rule_for_notes(client):
 
 
 def test_a_fork_beyond_sessions_max_says_the_limit_and_the_way_out(client):
-    client.generate('a scene', max_tokens=0).result(20)
+    client.generate('a scene', max_tokens=0).result(WAIT)
     with pytest.raises(Capacity) as refusal:
         client.fork(['a', 'b', 'c', 'd'])
     assert 'sessions.max allows 4' in str(refusal.value)

@@ -13,7 +13,17 @@ pytest.importorskip('rclpy')
 sys.path.insert(0, str(Path(__file__).parent))
 
 from action_msgs.msg import GoalStatus  # noqa: E402
-from node_cases import clean, code_of, ended, Peer, running, start_long, until  # noqa: E402
+from node_cases import (  # noqa: E402
+    clean,
+    code_of,
+    ended,
+    last,
+    Peer,
+    running,
+    start_long,
+    until,
+    WAIT,
+)
 from rcl_interfaces.srv import GetParameters  # noqa: E402
 import rclpy  # noqa: E402
 from rclpy.qos import QoSProfile  # noqa: E402
@@ -25,7 +35,7 @@ from flashrt_ros.msg import Token  # noqa: E402
 
 @pytest.fixture(scope='module')
 def system(tmp_path_factory):
-    with running(tmp_path_factory.mktemp('node')) as (process, peer):
+    with running(tmp_path_factory.mktemp('node'), timeouts__service=WAIT) as (process, peer):
         yield process, peer
 
 
@@ -42,7 +52,7 @@ def client(peer):
 
 def whole(stream, result):
     """Check that a stream is gapless and says the same as its result."""
-    until(lambda: ended(stream.tokens))
+    last(stream.tokens)
     assert [token.seq for token in stream.tokens] == list(range(len(stream.tokens)))
     assert [i for token in stream.tokens for i in token.token_ids] == list(result.token_ids)
     assert stream.text() == result.text
@@ -58,13 +68,13 @@ def whole(stream, result):
 
 def test_main_flow(client):
     stream = client.generate('a scene with a cup', max_tokens=0)
-    scene = stream.result(20)
+    scene = stream.result(WAIT)
     assert scene.finish_reason == Token.LENGTH and scene.completion_tokens == 0
     saved = client.save('scene', persist=True)
     assert saved.info.tokens == scene.position and saved.info.name == 'scene'
 
     first = client.generate('bring it', max_tokens=24)
-    one = first.result(20)
+    one = first.result(WAIT)
     whole(first, one)
     assert one.tokens_reused == scene.position
     assert one.prompt_tokens + one.completion_tokens == one.position
@@ -73,7 +83,7 @@ def test_main_flow(client):
     restored = client.restore('scene')
     assert restored.tokens_reused == scene.position and restored.epoch > one.epoch
     again = client.generate('bring it', max_tokens=24)
-    two = again.result(20)
+    two = again.result(WAIT)
     whole(again, two)
     assert list(two.token_ids) == list(one.token_ids) and two.text == one.text
 
@@ -81,7 +91,7 @@ def test_main_flow(client):
     assert back.position == scene.position and back.epoch > two.epoch
 
     other = client.generate('bring it', capsule='scene', session='a', max_tokens=24, save_as='end')
-    three = other.result(20)
+    three = other.result(WAIT)
     assert list(three.token_ids) == list(one.token_ids)
     assert three.info.name == 'end' and three.info.tokens == three.position
 
@@ -89,7 +99,7 @@ def test_main_flow(client):
     assert list(forked.sessions) == ['b', 'c'] and forked.info.name == 'scene'
     streams = [client.generate('bring it', session=name, temperature=5.0, max_tokens=32)
                for name in ('b', 'c')]
-    results = [stream.result(20) for stream in streams]
+    results = [stream.result(WAIT) for stream in streams]
     assert list(results[0].token_ids) != list(results[1].token_ids)
     for stream, result, name in zip(streams, results, 'bc'):
         whole(stream, result)
@@ -100,7 +110,7 @@ def test_main_flow(client):
     assert [info.name for info in client.list('a')] == ['end']
     client.drop('end')
     assert code_of(lambda: client.restore('end')) == 'UNKNOWN_CAPSULE'
-    assert code_of(lambda: client.generate(capsule='end').result(10)) == 'UNKNOWN_CAPSULE'
+    assert code_of(lambda: client.generate(capsule='end').result(WAIT)) == 'UNKNOWN_CAPSULE'
     until(lambda: client.list()[0].tiers & 4)  # written in the background
 
 
@@ -108,7 +118,7 @@ def test_topics_say_what_the_feedback_says(peer, client):
     tokens = peer.collect(Token, '/flashrt/tokens')
     texts = peer.collect(String, '/flashrt/text')
     stream = client.generate('hello there', max_tokens=40)
-    result = stream.result(20)
+    result = stream.result(WAIT)
     until(lambda: ended(tokens) and ended(stream.tokens) and texts)
     assert tokens == stream.tokens
     assert texts[0].data == result.text
@@ -127,36 +137,36 @@ def test_cancel_takes_effect_within_a_token(client):
     seen = len([i for token in stream.tokens for i in token.token_ids])
     begin = time.monotonic()
     stream.cancel()
-    result = stream.result(10, check=False)
+    result = stream.result(WAIT, check=False)
     took = time.monotonic() - begin
     assert stream.status == GoalStatus.STATUS_CANCELED
     assert result.error_code == 42004 and result.finish_reason == Token.CANCELED
-    assert took < 2.0  # a bound for a busy machine; what it takes is a figure of `bench`
+    assert took < 10.0  # a bound for a busy machine; what it takes is a figure of `bench`
     assert seen <= result.completion_tokens < 6000
     whole(stream, result)
     # The state is the last token that anyone saw, and goes on from there.
-    following = client.generate(max_tokens=4).result(20)
+    following = client.generate(max_tokens=4).result(WAIT)
     assert following.tokens_reused == result.position
 
 
 def test_cancel_before_acceptance_twice_and_after_the_end(client):
     early = client.generate('hello', max_tokens=6000)
     early.cancel()
-    result = early.result(10, check=False)
+    result = early.result(WAIT, check=False)
     assert result.error_code == 42004 or result.finish_reason == Token.STOP
     done = client.generate('hello', max_tokens=4)
-    done.result(20)
+    done.result(WAIT)
     done.cancel()
     stream = start_long(client)
     stream.cancel()
     stream.cancel()
-    assert code_of(lambda: stream.result(10)) == 'CANCELED'
-    assert client.generate('hello', max_tokens=4).result(20).error_code == 0
+    assert code_of(lambda: stream.result(WAIT)) == 'CANCELED'
+    assert client.generate('hello', max_tokens=4).result(WAIT).error_code == 0
 
 
 def test_answers_come_while_tokens_stream(peer, client):
     parameters = peer.node.create_client(GetParameters, '/flashrt/get_parameters')
-    assert parameters.wait_for_service(10)
+    assert parameters.wait_for_service(WAIT)
     client.save('before')
     stream = start_long(client, session='long')
     for number in range(10):
@@ -165,7 +175,7 @@ def test_answers_come_while_tokens_stream(peer, client):
         client.pin('before')
         assert client.restore('before').tokens_reused == 0  # another session
         future = parameters.call_async(GetParameters.Request(names=['device']))
-        until(future.done, 5)
+        until(future.done)
         assert future.result().values[0].string_value == 'auto'
     forked = client.fork(['a'], source_session='long')
     assert not stream.done.done(), 'the stream ended before the calls did'
@@ -173,12 +183,12 @@ def test_answers_come_while_tokens_stream(peer, client):
     assert code_of(lambda: client.rollback(tokens=1, session='long')) == 'BUSY'
     assert code_of(lambda: client.close_session('long')) == 'BUSY'
     stream.cancel()
-    result = stream.result(10, check=False)
+    result = stream.result(WAIT, check=False)
     whole(stream, result)
     # What was saved in the middle continues as the stream did.
     ids = list(result.token_ids)
     start = saved.info.tokens - (result.position - len(ids))
-    again = client.generate(capsule='live9', session='b', max_tokens=8).result(20)
+    again = client.generate(capsule='live9', session='b', max_tokens=8).result(WAIT)
     assert list(again.token_ids) == ids[start:start + 8]
     assert forked.info.tokens > saved.info.tokens
 
@@ -186,22 +196,22 @@ def test_answers_come_while_tokens_stream(peer, client):
 def test_goals_wait_in_order_and_end_while_they_wait(client):
     running_goal = start_long(client, session='long')
     rejected = client.generate('x', session='a', on_busy='reject')
-    assert code_of(lambda: rejected.result(10)) == 'BUSY'
+    assert code_of(lambda: rejected.result(WAIT)) == 'BUSY'
     waiting = [client.generate('x', session='a', max_tokens=3) for _ in range(3)]
     timed = client.generate('x', session='b', max_tokens=3, timeout=0.3)
     canceled = client.generate('x', session='c', max_tokens=3)
-    assert code_of(lambda: timed.result(10)) == 'TIMEOUT'
+    assert code_of(lambda: timed.result(WAIT)) == 'TIMEOUT'
     assert timed.status == GoalStatus.STATUS_ABORTED
     canceled.cancel()
-    assert code_of(lambda: canceled.result(10)) == 'CANCELED'
+    assert code_of(lambda: canceled.result(WAIT)) == 'CANCELED'
     assert canceled.status == GoalStatus.STATUS_CANCELED
     assert not running_goal.done.done() and not any(stream.done.done() for stream in waiting)
     preempting = client.generate('y', session='long', max_tokens=3, on_busy='preempt')
-    result = running_goal.result(10, check=False)
+    result = running_goal.result(WAIT, check=False)
     assert result.error_code == 42005 and running_goal.status == GoalStatus.STATUS_ABORTED
-    positions = [stream.result(20).position for stream in waiting]
+    positions = [stream.result(WAIT).position for stream in waiting]
     assert positions == sorted(positions) and len(set(positions)) == 3
-    assert preempting.result(20).tokens_reused == result.position
+    assert preempting.result(WAIT).tokens_reused == result.position
 
 
 def test_restore_waits_or_preempts(client):
@@ -213,7 +223,7 @@ def test_restore_waits_or_preempts(client):
     assert request.error_code == 42003 and not stream.done.done()
     restored = client.restore('empty', on_busy='preempt')
     assert restored.error_code == 0
-    assert stream.result(10, check=False).error_code == 42005
+    assert stream.result(WAIT, check=False).error_code == 42005
 
 
 def _restore(capsule, on_busy, timeout):
@@ -223,19 +233,19 @@ def _restore(capsule, on_busy, timeout):
 
 
 def test_timeout_while_running_and_rollback_on_cancel(client):
-    base = client.generate('hello', max_tokens=3).result(20)
-    timed = start_long(client, timeout=0.5)
-    result = timed.result(10, check=False)
+    base = client.generate('hello', max_tokens=3).result(WAIT)
+    timed = start_long(client, tokens=1, timeout=1.0)
+    result = timed.result(WAIT, check=False)
     assert result.error_code == 42003 and result.finish_reason == Token.TIMEOUT
     assert result.completion_tokens > 0 and len(result.text) > 0
     client.rollback(position=base.position)
     stream = start_long(client, on_cancel=Generate.Goal.ROLLBACK)
     before = stream.tokens[0].position - len(stream.tokens[0].token_ids)
     stream.cancel()
-    result = stream.result(10, check=False)
+    result = stream.result(WAIT, check=False)
     assert result.error_code == 42004 and result.completion_tokens > 0
     assert result.position < before
-    assert client.generate(max_tokens=1).result(20).tokens_reused == result.position
+    assert client.generate(max_tokens=1).result(WAIT).tokens_reused == result.position
 
 
 def test_cancel_all(client):
@@ -244,7 +254,7 @@ def test_cancel_all(client):
     until(lambda: waiting.handle)  # accepted
     client.cancel_all()
     for goal in (stream, waiting):
-        assert code_of(lambda goal=goal: goal.result(10)) == 'CANCELED'
+        assert code_of(lambda goal=goal: goal.result(WAIT)) == 'CANCELED'
         assert goal.status == GoalStatus.STATUS_ABORTED  # no client canceled this very goal
 
 
@@ -254,7 +264,7 @@ def test_a_killed_client_harms_nobody(client, tmp_path):
         'from flashrt_ros.client import FlashrtClient\n'
         'rclpy.init()\n'
         "client = FlashrtClient(rclpy.create_node('victim'))\n"
-        'client.wait_until_active(30)\n'
+        'client.wait_until_active(60)\n'
         "streams = [client.generate('go on', session='long', max_tokens=3000) for _ in range(3)]\n"
         'for token in streams[0]:\n'
         "    print('token', flush=True)\n")
@@ -266,19 +276,19 @@ def test_a_killed_client_harms_nobody(client, tmp_path):
     victim.stdout.close()
     stream = client.generate('hello', session='a', max_tokens=5, on_busy='wait')
     client.cancel_all()
-    assert code_of(lambda: stream.result(20)) in ('CANCELED', 'NONE')
-    assert client.generate('hello', session='a', max_tokens=5).result(20).error_code == 0
+    assert code_of(lambda: stream.result(WAIT)) in ('CANCELED', 'NONE')
+    assert client.generate('hello', session='a', max_tokens=5).result(WAIT).error_code == 0
 
 
 def test_two_clients_never_mix(client):
     second = Peer()
     try:
-        second.client.wait_until_active(20)
+        second.client.wait_until_active(WAIT)
         streams = [(who.generate(f'{word} please', session=name, max_tokens=30), name)
                    for word in ('tea', 'coffee')
                    for who, name in ((client, 'a'), (second.client, 'b'))]
         for stream, name in streams:
-            whole(stream, stream.result(30))
+            whole(stream, stream.result(WAIT))
             assert {token.session for token in stream.tokens} == {name}
     finally:
         second.close()
@@ -288,14 +298,15 @@ def test_a_sleeping_subscriber_sees_the_gap(peer, client):
     sleeper = rclpy.create_node('sleeper', context=peer.context)
     got = []
     sleeper.create_subscription(Token, '/flashrt/tokens', got.append, QoSProfile(depth=8))
-    time.sleep(0.5)
+    awake = peer.collect(Token, '/flashrt/tokens')  # since then the node knows the sleeper too
     stream = start_long(client, tokens=60)
     stream.cancel()
-    result = stream.result(20, check=False)
+    result = stream.result(WAIT, check=False)
     whole(stream, result)  # whoever is awake has everything
+    until(lambda: awake[-1:] == stream.tokens[-1:])
     executor = rclpy.executors.SingleThreadedExecutor(context=peer.context)
     executor.add_node(sleeper)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + WAIT
     while time.monotonic() < deadline and not ended(got):
         executor.spin_once(timeout_sec=0.1)
     executor.shutdown()
@@ -311,7 +322,7 @@ def test_eight_clients_at_once(client):
 
     def work(number, peer):
         try:
-            peer.client.wait_until_active(30)
+            peer.client.wait_until_active(WAIT)
             for step in range(6):
                 peer.client.save(f'c{number}', 'long', overwrite=True)
                 peer.client.restore('shared', f's{number % 4}', on_busy='wait')
@@ -319,7 +330,7 @@ def test_eight_clients_at_once(client):
                 stream = peer.client.generate('x', session=f's{number % 4}', max_tokens=3)
                 if step % 2:
                     stream.cancel()
-                result = stream.result(60, check=False)
+                result = stream.result(WAIT, check=False)
                 assert result.error_code in (0, 42004), result.error_msg
         except BaseException as error:
             failures.append(error)
@@ -337,6 +348,6 @@ def test_eight_clients_at_once(client):
         for peer in peers:
             peer.close()
     assert not failures, failures
-    whole(stream, stream.result(10, check=False))
+    whole(stream, stream.result(WAIT, check=False))
     for number in range(4):
         client.close_session(f's{number}')
