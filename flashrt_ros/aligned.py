@@ -16,7 +16,7 @@ from flashrt_ros.arena import Arena
 from flashrt_ros.capsule.boundary import HostState, Schedule
 from flashrt_ros.capsule.lineage import Lineage, runs
 from flashrt_ros.capsule.pool import Frozen, pages_for, Pool
-from flashrt_ros.config import check_memory
+from flashrt_ros.config import allocating, check_memory
 from flashrt_ros.errors import InvalidArgument
 from flashrt_ros.plan import Plan, TOKENS
 from flashrt_ros.session import Session
@@ -79,8 +79,9 @@ def rebuild(session: Session, full: Frozen, copied: int, live: Lineage, empty: F
     manifest, pool, host = live.arena.manifest, live.pool, session.host
     capacity = live.arena.capacity
     check_memory(manifest.storage_bytes(capacity))
-    spare = Lineage(Arena(manifest, capacity, live.arena.device), pool)
-    plan = plan_of(spare.arena)
+    with allocating('a spare arena'):
+        spare = Lineage(Arena(manifest, capacity, live.arena.device), pool)
+        plan = plan_of(spare.arena)
     goal = full.position // plan.grid * plan.grid
     if not goal:
         raise InvalidArgument(f'a rebuild needs at least {plan.grid} tokens, one chunk of the '

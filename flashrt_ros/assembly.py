@@ -14,7 +14,13 @@ from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Pool
 from flashrt_ros.capsule.remote import open_tier
 from flashrt_ros.capsule.store import Store
-from flashrt_ros.config import check_memory, choose_device, EngineConfig, pool_budget
+from flashrt_ros.config import (
+    allocating,
+    check_memory,
+    choose_device,
+    EngineConfig,
+    pool_budget,
+)
 from flashrt_ros.errors import Incompatible, InvalidArgument
 from flashrt_ros.models import load_model, Model
 from flashrt_ros.plan import EagerPlan, manifest_of, Plan
@@ -66,6 +72,11 @@ def assemble(config: EngineConfig, tell: Callable[[str], None]) -> Parts:
     :param tell: told in words what is going on.
     :raises FlashrtError: typed; what is not there or does not fit is refused before it is loaded.
     """
+    with allocating(f'{config.model}, a context of {config.context} tokens and the capsule pools'):
+        return _assemble(config, tell)
+
+
+def _assemble(config: EngineConfig, tell: Callable[[str], None]) -> Parts:
     device = choose_device(config.device, tell)
     if config.threads:
         torch.set_num_threads(config.threads)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+import re
+
+import torch
 
 from flashrt_ros.arena import Manifest
 from flashrt_ros.errors import Capacity, InvalidArgument
@@ -113,3 +117,25 @@ def check_memory(needed: int) -> None:
     if needed > available:
         raise Capacity(f'the context and the capsule pool need {needed} bytes and {available} are '
                        'free; configure a smaller context.max_tokens or capsules.device_bytes.')
+
+
+@contextmanager
+def allocating(what: str) -> Iterator[None]:
+    """
+    Type what is raised where the system refuses memory that it seemed to have.
+
+    What is free is no promise: the limits of this process count (``ulimit -v``, strict kernels).
+
+    :raises Capacity: saying what to configure.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, (MemoryError, torch.OutOfMemoryError)) and (
+                'allocate memory' not in str(error)):
+            raise
+        size = re.search(r'ried to allocate ([\d.]+ \w+)', str(error))
+        raise Capacity(
+            f'the system refused {size[1] if size else "memory"} for {what}; configure a smaller '
+            'model, context.max_tokens, capsules.device_bytes or capsules.host_bytes, or raise the '
+            'limit of this process.') from error
