@@ -141,12 +141,21 @@ def node_state(lifecycle: str, model: str, sessions: Iterable[SessionInfo], busy
 
 
 def token(stamp: Time, session: str, goal_id: UUID, *, epoch: int, seq: int, index: int,
-          position: int, words: str, ids: Iterable[int], finish: int = Token.RUNNING) -> Token:
-    """Return one message of a stream."""
-    return Token(
-        stamp=stamp, session=text(session), goal_id=goal_id, epoch=unsigned(epoch),
-        seq=unsigned(seq, 32), index=unsigned(index, 32), position=unsigned(position),
-        text=text(words), token_ids=token_ids(ids), finish_reason=int(finish))
+          position: int, words: str, ids: Iterable[int], finish: int = Token.RUNNING,
+          into: Token | None = None) -> Token:
+    """Return one message of a stream: a new one, or `into`, all of whose fields are set anew."""
+    message = Token() if into is None else into
+    message.stamp = stamp
+    message.session = text(session)
+    message.goal_id = goal_id
+    message.epoch = unsigned(epoch)
+    message.seq = unsigned(seq, 32)
+    message.index = unsigned(index, 32)
+    message.position = unsigned(position)
+    message.text = text(words)
+    message.token_ids = token_ids(ids)
+    message.finish_reason = int(finish)
+    return message
 
 
 def generate_result(error: BaseException | None, reason: int, generation: Generation | None,

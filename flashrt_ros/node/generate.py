@@ -43,6 +43,15 @@ class _Server(ActionServer):
     def notify_execute(self, goal_handle: ServerGoalHandle, execute_callback: Any) -> None:
         """Do nothing yet; `finish` hands the goal over."""
 
+    def tell(self, parcel: Any) -> None:
+        """
+        Publish feedback, as `ServerGoalHandle.publish_feedback`, which makes a message each time.
+
+        A message of feedback holds three others, and the interpreter that fills them with their
+        defaults is the worker's.
+        """
+        self._handle.publish_feedback(parcel)
+
     def finish(self, goal_handle: ServerGoalHandle, execute_callback: Any) -> None:
         """Run `execute_callback`, which sets the terminal state, and send the result."""
         run(self._execute_goal(execute_callback, goal_handle))
@@ -92,8 +101,12 @@ class GenerateServer:
     def _accepted(self, handle: ServerGoalHandle) -> None:
         key = bytes(handle.goal_id.uuid)
 
+        parcel = Generate.Impl.FeedbackMessage()
+        parcel.goal_id = handle.goal_id
+
         def feedback(message: Token) -> None:
-            handle.publish_feedback(Generate.Feedback(token=message))  # type: ignore[arg-type]
+            parcel.feedback.token = message
+            self._server.tell(parcel)
 
         goal = Goal(handle.goal_id, feedback, partial(self._ended, handle), self._arrival)
         self._by_id[key] = goal

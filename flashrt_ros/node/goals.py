@@ -90,6 +90,7 @@ class Goal:
         self.position = 0
         self.characters = 0
         self.last_sent = 0.0
+        self.message: Token | None = None
 
     def result(self) -> Generate.Result:
         """Return the action's result, once the goal has ended."""

@@ -104,7 +104,10 @@ class Outbox:
             goal.characters += len(piece.text)
             self._queue.append(_Piece(goal, piece))
             self._pieces += 1
-            self._condition.notify()
+            if len(self._queue) == 1:
+                # Behind another one it changes nothing: the thread publishes, or waits for the
+                # rate limit. Woken for each token it would take the interpreter from the worker.
+                self._condition.notify()
 
     def put_end(self, goal: Goal, then: Callable[[], None]) -> None:
         """Queue the last word of a goal; `then` runs after it was published."""
@@ -213,11 +216,14 @@ class Outbox:
             words += generation.text[goal.characters:]  # what was held back for a stop string
         elif isinstance(batch[-1], _End):
             goal.epoch, goal.position = goal.place
-        message = convert.token(
+        # One message a goal, filled anew: rclpy copies what it publishes, and to make one takes as
+        # long as to send it.
+        message = goal.message = convert.token(
             self._node.get_clock().now().to_msg(), goal.session, goal.id, epoch=goal.epoch,
             seq=goal.seq, index=goal.index, position=goal.position, words=words,
             ids=[token for piece in pieces for token in piece.token_ids],
-            finish=goal.reason if isinstance(batch[-1], _End) else Token.RUNNING)
+            finish=goal.reason if isinstance(batch[-1], _End) else Token.RUNNING,
+            into=goal.message)
         goal.seq += 1
         goal.index += len(message.token_ids)
         goal.last_sent = time.monotonic()
