@@ -107,6 +107,11 @@ class Worker:
         return not self._thread.is_alive()
 
     @property
+    def thread_id(self) -> int:
+        """Id that the system gave the thread; 0 before :meth:`start`."""
+        return self._thread.native_id or 0
+
+    @property
     def busy(self) -> bool:
         """True while a job runs."""
         return self._current is not None

@@ -226,10 +226,17 @@ def ros(
     quick: Annotated[bool, typer.Option('--quick', help='Fewer repeats.')] = False,
     model: ModelOption = 'embedded', device: DeviceOption = 'auto', threads: ThreadsOption = 0,
     seed: SeedOption = 1, as_json: JsonOption = False,
+    parameter: Annotated[list[str] | None, typer.Option(
+        '--parameter', '-p', metavar='NAME:=VALUE', help='Parameter of the node, such as '
+        'thread_priority:=10; may be given again.')] = None,
 ) -> int:
     """What ROS costs: round trips, the way of a token, publishing; a bare peer beside each."""
     from flashrt_ros.cli.benchmarks import ros_report
-    return ros_report.report(model, device, threads, seed, quick, as_json)
+    for given in parameter or ():
+        if not all(given.partition(':=')):
+            raise typer.BadParameter(f'give NAME:=VALUE, not {given!r}.',
+                                     param_hint='--parameter')
+    return ros_report.report(model, device, threads, seed, quick, as_json, parameter or ())
 
 
 def _folder(directory: str) -> tempfile.TemporaryDirectory[str]:

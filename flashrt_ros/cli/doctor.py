@@ -35,7 +35,7 @@ class Finding:
 def doctor(model: ModelOption = 'embedded', as_json: JsonOption = False) -> int:
     """Examine this machine; exit code 1 if something that is needed is missing."""
     findings: list[Finding] = []
-    for part in (_machine, _torch, _cuda, _libraries, _ros, _model, _directory):
+    for part in (_machine, _scheduling, _torch, _cuda, _libraries, _ros, _model, _directory):
         try:
             findings += part(model) if part is _model else part()  # type: ignore[call-arg]
         except Exception as error:  # an examination that fails is a finding as well
@@ -83,6 +83,28 @@ def _machine() -> Iterator[Finding]:
     yield Finding('memory', OK if enough else WARN,
                   f'{output.megabytes(memory.available)} of {output.megabytes(memory.total)} free',
                   '' if enough else 'close something: torch, model and pool want about 1 GiB')
+
+
+def _scheduling() -> Iterator[Finding]:
+    from flashrt_ros.node.scheduling import available_cores, granted_priority
+    granted = granted_priority()
+    cores = ', '.join(map(str, sorted(available_cores())))
+    # Nothing that is needed: without, the system shares its cores out as it does with everyone.
+    yield Finding('scheduling', OK, f'thread_priority up to {max(0, granted - 1)}, cpu_affinity '
+                  f'of {cores}{_spared()}', '' if granted > 1 else
+                  'for a node that goes before other programs (thread_priority): rtprio in '
+                  '/etc/security/limits.conf, LimitRTPRIO= of the unit, or --cap-add SYS_NICE')
+
+
+def _spared() -> str:
+    """Say what the kernel keeps from threads with a priority, so that none can lock it up."""
+    try:
+        runtime, period = (int(Path(f'/proc/sys/kernel/sched_rt_{name}_us').read_text())
+                           for name in ('runtime', 'period'))
+    except (OSError, ValueError):
+        return ''
+    share = 'all' if runtime < 0 else f'{runtime / period:.0%}'
+    return f'; threads with a priority get {share} of a core'
 
 
 def cpu_name() -> str:

@@ -13,6 +13,7 @@ from typing import Any, TYPE_CHECKING
 from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 
 from flashrt_ros.node import convert
+from flashrt_ros.node.scheduling import describe
 
 if TYPE_CHECKING:
     from flashrt_ros.node.node import CapsuleNode
@@ -77,6 +78,12 @@ class Diagnostics:
             if key in facts:
                 values[key] = facts[key]
         findings = [(_ERROR, node.failure)] if node.failure else []
+        runtime = node.runtime
+        if runtime is not None:
+            values['thread that computes'] = describe(runtime.worker.thread_id)
+            values['other threads'] = describe(os.getpid())
+            if runtime.scheduling.refused:
+                findings.append((_WARN, runtime.scheduling.refused))
         return self._status('runtime', values, findings, node.lifecycle)
 
     def _latency(self) -> DiagnosticStatus:

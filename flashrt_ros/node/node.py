@@ -119,8 +119,9 @@ class CapsuleNode(LifecycleNodeMixin, Node):
         try:
             self._free()
             self.runtime = Runtime(self.parameters.engine_config(),
-                                    self.parameters['capsules.boot'], self.get_logger(),
-                                    self._stopping)
+                                   self.parameters['capsules.boot'],
+                                   self.parameters.scheduling(), self.get_logger(),
+                                   self._stopping)
             self.facts = self.runtime.facts
             self.hardware = str(self.facts.get('device', ''))
             self._enter('inactive')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 import difflib
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from rclpy.node import Node
 
     from flashrt_ros.engine import EngineConfig
+    from flashrt_ros.node.scheduling import Scheduling
 
 _MAX_INT = 2 ** 63 - 1
 
@@ -46,12 +48,16 @@ class Spec:
     choices: tuple[str, ...] = ()
     check: Callable[[Any], str] | None = None
     baked: bool = False
+    many: bool = False  # one integer or a list of them
 
     def descriptor(self) -> ParameterDescriptor:
         """Return the descriptor that `ros2 param describe` shows."""
         out = ParameterDescriptor(name=self.name, description=self.text)
         out.additional_constraints = self.allowed()
         if isinstance(self.default, bool) or isinstance(self.default, str):
+            return out
+        if self.many:
+            out.dynamic_typing = True
             return out
         if isinstance(self.default, int):
             out.integer_range = [IntegerRange(
@@ -76,6 +82,8 @@ class Spec:
             words = 'true or false'
         elif isinstance(self.default, str):
             words = 'text'
+        elif self.many:
+            words = f'an integer, {self.low} to {self.high}, or a list of them'
         else:
             kind = 'an integer' if isinstance(self.default, int) else 'a number'
             words = f'{kind}, at least {self.low or 0}'
@@ -85,6 +93,9 @@ class Spec:
 
     def refusal(self, value: Any) -> str:
         """Return '' where `value` is allowed, else a sentence that says what is."""
+        if self.many:
+            fits = all(type(one) is int and self._within(one) for one in listed(value))
+            return '' if fits else f'{self.name} must be {self._values()}, not {value!r}.'
         if isinstance(self.default, float):
             fits = isinstance(value, (int, float)) and not isinstance(value, bool)
             fits = fits and math.isfinite(value)
@@ -93,10 +104,20 @@ class Spec:
         if fits and self.choices:
             fits = value in self.choices
         elif fits and isinstance(value, (int, float)) and not isinstance(value, bool):
-            fits = (self.low or 0) <= value and (self.high is None or value <= self.high)
+            fits = self._within(value)
         if not fits:
             return f'{self.name} must be {self._values()}, not {value!r}.'
         return self.check(value) if self.check else ''
+
+    def _within(self, value: float) -> bool:
+        return (self.low or 0) <= value and (self.high is None or value <= self.high)
+
+
+def listed(value: Any) -> list[Any]:
+    """Return one or many as a list; `[]` in a file of parameters comes as None."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, (list, tuple, array)) else [value]
 
 
 def _top_p(value: float) -> str:
@@ -134,6 +155,11 @@ PARAMETERS: tuple[Spec, ...] = (
          high=1024, baked=True),
     Spec('device', 'auto', 'Where the model runs; auto takes a GPU where there is one.',
          choices=('auto', 'cpu', 'cuda'), baked=True),
+    Spec('thread_priority', 0, 'SCHED_FIFO priority of the thread that computes; the other '
+         'threads of the node get one more. 0 leaves the policy to the system.',
+         high=98, baked=True),
+    Spec('cpu_affinity', -1, 'Core or cores that the threads of the node may use; -1 leaves them '
+         'to the system.', low=-1, high=1023, baked=True, many=True),
     Spec('context.max_tokens', 8192, 'Tokens that a session can hold.',
          low=16, high=1 << 24, baked=True),
     Spec('sessions.max', 16, 'Sessions at a time, the default one included.',
@@ -232,6 +258,16 @@ class Parameters:
                 top_p=self['generation.top_p'], seed=self['generation.seed']),
             max_tokens=self['generation.max_tokens'],
             draft_tokens=self['generation.draft_tokens'], threads=self['model.threads'])
+
+    def scheduling(self) -> Scheduling:
+        """
+        Return how `configure` schedules the threads.
+
+        :raises InvalidArgument: the process cannot have these cores.
+        """
+        from flashrt_ros.node.scheduling import Scheduling
+        return Scheduling(self['thread_priority'],
+                          (core for core in listed(self['cpu_affinity']) if core >= 0))
 
     def _validate(self, parameters: Sequence[Parameter]) -> SetParametersResult:
         try:

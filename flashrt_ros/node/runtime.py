@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rclpy.impl.rcutils_logger import RcutilsLogger
 
     from flashrt_ros.engine import Engine, EngineConfig
+    from flashrt_ros.node.scheduling import Scheduling
     from flashrt_ros.worker import Worker
 
 
@@ -23,13 +24,14 @@ class Runtime:
 
     :param config: what the parameters say.
     :param boot: name or id of the capsule that the default session starts from; '' for none.
+    :param scheduling: of the threads, once there is one that computes.
     :param logger: is told of progress and of what fails while freeing.
     :param stopping: asked while loading; True abandons the load.
     :raises FlashrtError: with nothing left behind.
     """
 
-    def __init__(self, config: EngineConfig, boot: str, logger: RcutilsLogger,
-                 stopping: Callable[[], bool]) -> None:
+    def __init__(self, config: EngineConfig, boot: str, scheduling: Scheduling,
+                 logger: RcutilsLogger, stopping: Callable[[], bool]) -> None:
         from flashrt_ros.engine import Engine
         from flashrt_ros.worker import Worker
 
@@ -39,6 +41,7 @@ class Runtime:
                 raise Canceled('The node was told to stop while it was loading.')
 
         self._logger = logger
+        self.scheduling = scheduling
         if config.directory and '://' not in config.directory:
             self._check_folder(config.directory)
         engine = Engine(config, progress=progress)
@@ -52,6 +55,11 @@ class Runtime:
         except BaseException:
             engine.close()
             raise
+        # Not before: a load that hashes on all cores is nothing to prefer. Not later: torch's
+        # threads are made by the first step, and inherit from the one that makes it.
+        scheduling.apply(self.worker.thread_id)
+        if scheduling.refused:
+            logger.warning(scheduling.refused)
         self.engine: Engine | None = engine
         # The model is as good as immortal: keep the collector from walking through it, whose
         # pauses would be the worst tokens.
@@ -100,6 +108,7 @@ class Runtime:
     def close(self, timeout: float) -> bool:
         """Stop the worker and free everything; return whether the worker ended in time."""
         stopped = False
+        self.scheduling.undo()
         try:
             stopped = bool(self.worker.stop(timeout))
         except Exception as error:

@@ -7,6 +7,7 @@ hands over a token (`CLOCK_MONOTONIC`, which all processes of a machine share).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import json
 import os
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from flashrt_ros.cli import output
 from flashrt_ros.cli.benchmarks.ros_parts import CALLS, Calls
+from flashrt_ros.cli.benchmarks.ros_probe import worker
 from flashrt_ros.cli.benchmarks.ros_process import Part
 from flashrt_ros.cli.benchmarks.timing import Samples
 from flashrt_ros.cli.opening import pool_bytes
@@ -50,6 +52,7 @@ class Bench:
         self.calls: Any = None
         self.listener: Any = None
         self._setter: Any = None
+        self._spent: dict[str, dict[str, float]] = {}  # by the thread that computes, on a token
         self._node_seconds = 0.0  # of all its threads, for each of the idle calls
 
     def part(self, role: str, *arguments: str, **more: object) -> Part:
@@ -100,7 +103,9 @@ class Bench:
             for key, seconds in caller.hear().items():
                 self.add(f'{key}_eight', seconds)
         self.heard('_eight', talker.ask(do='stop'), listener.ask(do='stop'))
-        for line in self.notes()[seen:]:
+        lines = self.notes()[seen:]
+        self._spent['eight'] = worker(lines)
+        for line in lines:
             self.add('token_eight', _intervals(_times(line)))
         return self.document(facts)
 
@@ -138,6 +143,7 @@ class Bench:
         which stays for what follows.
         """
         until = time.monotonic() + LIMIT
+        lines: dict[str, list[dict[str, Any]]] = {'alone': [], 'heard': [], 'each': []}
         for index in range(3 if self.quick else 7):
             if index > 2 and time.monotonic() > until:
                 break
@@ -145,19 +151,21 @@ class Bench:
             self.rate(DEFAULT_RATE)
             seen = len(self.notes())
             leaver.ask(do='goal')
-            blocks['alone'] = _intervals(_times(self.new_notes(seen)))
+            lines['alone'].append(self.new_notes(seen))
             for name, rate in (('heard', DEFAULT_RATE), ('each', 0.0)):
                 self.rate(rate)
                 seen = len(self.notes())
                 self.listener.ask(do='listen')
                 told = talker.ask(do='goal')
                 found = self.listener.ask(do='stop')
-                blocks[name] = _intervals(_times(self.new_notes(seen)))
+                lines[name].append(self.new_notes(seen))
+            blocks.update((name, _intervals(_times(of[-1]))) for name, of in lines.items())
             if index:  # the first round warms up
                 for name, intervals in blocks.items():
                     self.add(f'token_{name}', intervals)
                     self.add(f'block_{name}', [statistics.fmean(intervals)])
                 self.heard('_only', told, found, False)
+        self._spent = {name: worker(of[1:]) for name, of in lines.items()}
 
     def heard(self, when: str, told: dict[str, Any], found: dict[str, Any],
               strings: bool = True) -> None:
@@ -234,7 +242,8 @@ class Bench:
             'between_tokens_eight_p99_over_median': gaps.p99 / gaps.median}
         return {
             'rows': rows, 'node_ms_a_call': round(self._node_seconds * 1e3, 3),
-            'tokens': tokens, 'decode': decode, **own.document('restore_own'),
+            'tokens': tokens, 'decode': decode, 'worker': self._spent,
+            **own.document('restore_own'),
             'targets': {name: {'found': round(found[name], 4), 'at_most': limit,
                                'met': found[name] <= limit} for name, limit in TARGETS.items()},
             'clients': CLIENTS, 'calls_a_second_each': RATE, 'cores': os.cpu_count(),
@@ -247,8 +256,13 @@ class Bench:
             part.close()
 
 
-def measure(model: str, device: str, threads: int, seed: int, quick: bool) -> dict[str, Any]:
-    """Start node and peers in a domain of their own, measure, end them all."""
+def measure(model: str, device: str, threads: int, seed: int, quick: bool,
+            parameters: Sequence[str] = ()) -> dict[str, Any]:
+    """
+    Start node and peers in a domain of their own, measure, end them all.
+
+    :param parameters: of the node, beside its defaults, as `name:=value`.
+    """
     import tempfile
 
     from flashrt_ros.cli.show.process import private_environment
@@ -267,9 +281,10 @@ def measure(model: str, device: str, threads: int, seed: int, quick: bool) -> di
         rclpy.init(domain_id=domain)
         client = None
         try:
-            bench.part('node', *_node_arguments(options))
+            bench.part('node', *_node_arguments(options), *(
+                word for parameter in parameters for word in ('-p', parameter)))
             client = FlashrtClient(rclpy.create_node('bench'), bench.name, timeout=20.0)
-            return bench.run(client)
+            return {**bench.run(client), 'parameters': list(parameters)}
         finally:
             if client is not None:
                 client.destroy()

@@ -16,6 +16,7 @@ import sys
 import time
 from typing import Any
 
+from flashrt_ros.cli.benchmarks.ros_probe import node
 from flashrt_ros.errors import FlashrtError
 
 TRIGGER, STRING = 'plain_trigger', 'plain_string'
@@ -294,28 +295,6 @@ def caller(wanted: Any) -> None:
 def _after(seconds: float) -> Any:
     until = time.monotonic() + seconds
     return lambda: time.monotonic() >= until
-
-
-def node(wanted: Any) -> int:
-    """Be the node, and write down when its worker handed over each token (steady clock, ns)."""
-    from flashrt_ros.node import main, publishers
-    notes: dict[int, list[tuple[int, int, int]]] = {}
-    put_piece, put_end = publishers.Outbox.put_piece, publishers.Outbox.put_end
-
-    def noted_piece(self: Any, goal: Any, piece: Any) -> None:
-        now = time.monotonic_ns()
-        notes.setdefault(id(goal), []).append((now, piece.index, len(piece.token_ids)))
-        put_piece(self, goal, piece)
-
-    def noted_end(self: Any, goal: Any, then: Any) -> None:
-        put_end(self, goal, then)
-        line = {'goal': bytes(goal.id.uuid).hex(), 'pieces': notes.pop(id(goal), [])}
-        with open(wanted.probe, 'a', encoding='ascii') as file:
-            file.write(json.dumps(line) + '\n')
-
-    publishers.Outbox.put_piece = noted_piece  # type: ignore[method-assign]
-    publishers.Outbox.put_end = noted_end  # type: ignore[method-assign]
-    return main.main()
 
 
 def main() -> int:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from flashrt_ros.cli import exits, output
 
 
-def report(model: str, device: str, threads: int, seed: int, quick: bool, as_json: bool) -> int:
+def report(model: str, device: str, threads: int, seed: int, quick: bool, as_json: bool,
+           parameters: Sequence[str] = ()) -> int:
     """
     Measure and print.
+
+    :param parameters: of the node, as `name:=value`.
 
     :raises MissingError: where there is no ROS 2.
     """
@@ -20,7 +24,7 @@ def report(model: str, device: str, threads: int, seed: int, quick: bool, as_jso
             f'bench ros needs ROS 2 and the interfaces of this package ({error}); '
             '`flashrt-ros doctor` tells more.') from error
     from flashrt_ros.cli.benchmarks import ros
-    found = ros.measure(model, device, threads, seed, quick)
+    found = ros.measure(model, device, threads, seed, quick, parameters)
     if as_json:
         output.emit(found)
     else:
@@ -66,6 +70,12 @@ def _show(found: dict[str, Any]) -> None:
         f'token {decode["each_tokens_per_second"]:,.1f}\n'
         f'  between tokens, ms {_pair(decode, "token_alone")}; with {found["clients"]} clients '
         f'{_pair(decode, "token_eight")}')
+    for name, words in (('heard', 'node and client'), ('eight', f'{found["clients"]} clients')):
+        if spent := found['worker'].get(name):
+            console.print(
+                f'  of a token, {words}: computes {spent["computes_ms"]:.3f} ms, waits '
+                f'{spent["waits_for_core_ms"]:.3f} for a core, '
+                f'{spent["waits_for_interpreter_ms"]:.3f} for the interpreter')
     table = Table(title='\ntargets', box=None, pad_edge=False, header_style='bold')
     for heading in ('what', 'found', 'at most', ''):
         table.add_column(heading, justify='left' if heading == 'what' else 'right')
