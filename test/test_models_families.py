@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+import subprocess
 import sys
 
 import pytest
@@ -219,3 +220,18 @@ def test_where_the_kernels_of_a_device_are_not_cut_for_a_family_the_cpu_serves(
                for words in said)
     with pytest.raises(Incompatible, match='configure device cpu'):
         build(model=f'random:{preset}', device='cuda')
+
+
+@pytest.mark.parametrize(('preset', 'missing'), [
+    ('lfm2-tiny', ['ablation_no_recurrent']),
+    ('qwen3-tiny', ['ablation_kv_only', 'ablation_no_recurrent', 'ablation_no_conv'])])
+def test_verify_proves_what_the_family_has_and_claims_no_more(preset, missing):
+    process = subprocess.run(
+        [sys.executable, '-m', 'flashrt_ros.cli.main', 'verify', '--model', f'random:{preset}',
+         '--device', 'cpu', '--quick', '--threads', '1', '--json', '--only',
+         'byte_exact,closed_manifest,ablation_kv_only,ablation_no_recurrent,ablation_no_conv,'
+         'ablation_no_boundary'],
+        capture_output=True, text=True, timeout=100, check=False)
+    found = json.loads(process.stdout)
+    assert process.returncode == 0 and found['passed'] and found['not_applicable'] == missing
+    assert found['ran'] == 6 - len(missing)
