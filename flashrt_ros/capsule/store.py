@@ -189,6 +189,8 @@ class Store(Tiers):
             self.files.wait(capsule.name)
             with suppress(Storage):
                 self._rescan()  # its file may have come back with the directory
+            if disk:
+                self.look(capsule)  # a listing may be older than what another node wrote
             if disk and capsule.replaces:
                 self.files.remove(capsule)  # also that of an earlier capsule of this name
         with self._lock:
