@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import time
 from typing import Any
 
-from node_cases import clean, Peer, until
+from node_cases import clean, Peer, until, WAIT
 import py_trees
 from py_trees.common import Status
 
@@ -46,14 +46,14 @@ def planted(peer: Peer, root: py_trees.behaviour.Behaviour
 
 
 def ticked(tree: py_trees.trees.BehaviourTree, done: Callable[[], Any] | None = None,
-           timeout: float = 20.0) -> Status:
+           timeout: float = WAIT) -> Status:
     """Tick until the root has ended or something is true; each tick has to be short."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         begun = time.monotonic()
         tree.tick()
-        # generous for a busy machine; one that waits for an answer here would wait for 20 s
-        assert time.monotonic() - begun < 5.0, 'a tick that waits'
+        # generous for a busy machine; one that waits for an answer here would wait for a minute
+        assert time.monotonic() - begun < 10.0, 'a tick that waits'
         if done is not None and done() or done is None and tree.root.status in OVER:
             return tree.root.status
         time.sleep(0.01)
@@ -61,7 +61,7 @@ def ticked(tree: py_trees.trees.BehaviourTree, done: Callable[[], Any] | None = 
         tree.root, show_status=True))
 
 
-def run(peer: Peer, root: py_trees.behaviour.Behaviour, timeout: float = 20.0) -> Status:
+def run(peer: Peer, root: py_trees.behaviour.Behaviour, timeout: float = WAIT) -> Status:
     """Set up, tick to the end, shut down."""
     with planted(peer, root) as tree:
         return ticked(tree, timeout=timeout)

@@ -19,7 +19,7 @@ from behaviours_cases import (  # noqa: E402
     run,
     ticked,
 )
-from node_cases import running, start_long, until  # noqa: E402
+from node_cases import LATCHED, running, start_long, until, WAIT  # noqa: E402
 from py_trees.common import ParallelPolicy, Status  # noqa: E402
 
 from flashrt_ros import srv  # noqa: E402
@@ -31,15 +31,14 @@ from flashrt_ros.msg import ErrorCode, NodeState  # noqa: E402
 @pytest.fixture(scope='module')
 def node(tmp_path_factory):
     with running(tmp_path_factory.mktemp('mind')) as (process, peer):
-        peer.states = peer.collect(NodeState, '/flashrt/state')
+        peer.states = peer.collect(NodeState, '/flashrt/state', LATCHED)
         yield peer
 
 
 @pytest.fixture
 def peer(node):
     fresh(node)
-    node.client.generate('a kitchen', max_tokens=5, temperature=0.0).result(20)
-    until(lambda: node.states)  # the first message may come after the answer
+    node.client.generate('a kitchen', max_tokens=5, temperature=0.0).result(WAIT)
     yield node
 
 
@@ -59,17 +58,14 @@ def undisturbed(peer, prompt, tokens=8):
     """The answer, given on a fork that is closed again."""
     peer.client.fork(['c'])
     ids = peer.client.generate(prompt, session='c', max_tokens=tokens,
-                               temperature=0.0).result(20).token_ids
+                               temperature=0.0).result(WAIT).token_ids
     peer.client.close_session('c')
     return list(ids)
 
 
-def sessions(peer):
-    return sorted(session.name for session in peer.states[-1].sessions)
-
-
-def epoch(peer, session='default'):
-    return next(s.epoch for s in peer.states[-1].sessions if s.name == session)
+def told(peer):
+    """Name, epoch and position of each session, as ~/state told them last."""
+    return [(s.name, s.epoch, s.position) for s in peer.states[-1].sessions]
 
 
 def stands(peer):
@@ -78,9 +74,13 @@ def stands(peer):
     return refused.epoch, refused.position
 
 
+def epoch(peer):
+    return stands(peer)[0]
+
+
 def clear_of_remains(peer):
     until(lambda: is_settled(peer.node))
-    until(lambda: sessions(peer) in ([], ['default']))
+    until(lambda: told(peer) == [('default', *stands(peer))])
     assert names(peer) == []
 
 
@@ -91,7 +91,7 @@ def test_rewind_makes_a_failure_unhappen(peer):
     assert board('one').position > here and position(peer) == here
     assert board('rewound').info.tokens == here and board('rewound').epoch > old
     assert root.feedback_message == f'rewound to {here}'
-    until(lambda: epoch(peer) == board('rewound').epoch)
+    assert epoch(peer) == board('rewound').epoch
     assert run(peer, say('two', 'two')) == Status.SUCCESS
     assert list(board('two').token_ids) == want
     clear_of_remains(peer)
@@ -150,7 +150,7 @@ def test_rewind_that_cannot_says_so(peer):
     [left] = names(peer)
     assert left in root.feedback_message and 'NOT rewound' in root.feedback_message
     stuck.cancel()
-    stuck.result(20, check=False)
+    stuck.result(WAIT, check=False)
 
 
 @pytest.mark.parametrize('rewind', [False, True])
@@ -192,7 +192,7 @@ def test_speculate_commits(peer):
     assert run(peer, say('two', 'two')) == Status.SUCCESS
     spoken = list(board('two').token_ids)
     peer.client.rollback(position=here)
-    peer.client.generate('one', max_tokens=8, temperature=0.0).result(20)
+    peer.client.generate('one', max_tokens=8, temperature=0.0).result(WAIT)
     assert run(peer, say('two', 'two')) == Status.SUCCESS and list(
         board('two').token_ids) == spoken
     clear_of_remains(peer)
@@ -240,7 +240,7 @@ def test_speculate_sees_a_session_that_was_moved_to_where_it_stood(peer, move):
             peer.client.restore('same-place', seed=3)
         else:
             back = peer.client.rollback(tokens=1)
-            peer.client.generate(max_tokens=1, temperature=3.0).result(20)
+            peer.client.generate(max_tokens=1, temperature=3.0).result(WAIT)
             assert back.position == here - 1
         moved = stands(peer)
         assert moved[1] == here
@@ -269,7 +269,7 @@ def test_speculate_overwrites_where_told(peer):
     root = Speculate('Think', child, overwrite=True)
     with planted(peer, root) as tree:
         ticked(tree, lambda: board('one'))
-        peer.client.generate('two', max_tokens=20).result(20)
+        peer.client.generate('two', max_tokens=20).result(WAIT)
         assert ticked(tree) == Status.SUCCESS
     assert position(peer) == board('one').position > here
     clear_of_remains(peer)

@@ -11,7 +11,7 @@ py_trees = pytest.importorskip('py_trees')
 sys.path.insert(0, str(Path(__file__).parent))
 
 from behaviours_cases import board, code, fresh, names, planted, position, run, ticked  # noqa: E402
-from node_cases import Peer, running, start_long  # noqa: E402
+from node_cases import Peer, running, start_long, until, WAIT  # noqa: E402
 from py_trees.common import Status  # noqa: E402
 import rclpy  # noqa: E402
 from rclpy.executors import SingleThreadedExecutor  # noqa: E402
@@ -57,11 +57,11 @@ def test_every_status_is_documented():
 
 
 def test_save_and_restore(peer):
-    peer.client.generate('go', max_tokens=4, temperature=0.0).result(20)
+    peer.client.generate('go', max_tokens=4, temperature=0.0).result(WAIT)
     here = position(peer)
     assert run(peer, SaveCapsule('Save', capsule='k', note='by a tree')) == Status.SUCCESS
     assert board('saved').info.tokens == here and board('saved').info.note == 'by a tree'
-    peer.client.generate('go on', max_tokens=4).result(20)
+    peer.client.generate('go on', max_tokens=4).result(WAIT)
     assert run(peer, RestoreCapsule('Restore', capsule='k')) == Status.SUCCESS
     assert board('restored').epoch and position(peer) == here
 
@@ -85,7 +85,7 @@ def test_refusals_are_failures_with_a_code(peer):
 
 
 def test_fork(peer):
-    peer.client.generate('go', max_tokens=3).result(20)
+    peer.client.generate('go', max_tokens=3).result(WAIT)
     here = position(peer)
     assert run(peer, ForkCapsule('Fork', sessions=['a', 'b'], seeds=[1, 2])) == Status.SUCCESS
     assert board('forked').sessions == ['a', 'b'] and board('forked').info.tokens == here
@@ -117,7 +117,7 @@ def test_busy_and_preempt(peer):
     assert run(peer, root) == Status.FAILURE and code('restored') == 'TIMEOUT'
     root = RestoreCapsule('Firm', capsule='empty', on_busy='preempt')
     assert run(peer, root) == Status.SUCCESS and position(peer) == 0
-    assert stream.result(20, check=False).error_msg
+    assert stream.result(WAIT, check=False).error_msg
 
 
 def test_an_interruption_forgets_the_response(peer):
@@ -138,7 +138,7 @@ def test_without_a_node_calls_fail_in_time():
                           (Rollback('R', turns=1, server='/nobody', timeout=0.2), 'rolled_back'),
                           (ForkCapsule('F', sessions=['a'], server='/nobody', timeout=0.2),
                            'forked')):
-            assert run(peer, root, 3.0) == Status.FAILURE
+            assert run(peer, root) == Status.FAILURE
             assert code(key) == 'TIMEOUT' and '/nobody' in board(key).error_msg
     finally:
         peer.close()
@@ -165,16 +165,10 @@ def test_spun_between_ticks_by_the_same_thread(peer):
     tree = py_trees.trees.BehaviourTree(root)
     tree.setup(node=node)
     try:
-        for _ in range(2000):
-            executor.spin_once(timeout_sec=0.02)
-            tree.tick()
-            if root.status == Status.SUCCESS:
-                break
-        for _ in range(2000):
-            if behaviours.is_settled(node):
-                break
-            executor.spin_once(timeout_sec=0.02)
-        assert root.status == Status.SUCCESS and position(peer) == 0 and names(peer) == []
+        until(lambda: executor.spin_once(timeout_sec=0.02) or tree.tick()
+              or root.status == Status.SUCCESS)
+        until(lambda: executor.spin_once(timeout_sec=0.02) or behaviours.is_settled(node))
+        assert position(peer) == 0 and names(peer) == []
         assert board('answer').completion_tokens
     finally:
         tree.shutdown()

@@ -12,7 +12,7 @@ py_trees = pytest.importorskip('py_trees')
 sys.path.insert(0, str(Path(__file__).parent))
 
 from behaviours_cases import board, fresh, names, planted, position, run, ticked  # noqa: E402
-from node_cases import running, until  # noqa: E402
+from node_cases import LATCHED, running, until, WAIT  # noqa: E402
 from py_trees.common import Status  # noqa: E402
 
 from flashrt_ros.behaviours.examples import pick_and_place, think_ahead  # noqa: E402
@@ -39,8 +39,9 @@ def peer(node):
 
 def undisturbed(peer, prompt):
     """The answer of a mind that has read the scene and was asked nothing else."""
-    peer.client.generate(messages=[('system', scene_text())], session='c', max_tokens=0).result(20)
-    answer = peer.client.generate(prompt, session='c', max_tokens=160, temperature=0.0).result(20)
+    scene = [('system', scene_text())]
+    peer.client.generate(messages=scene, session='c', max_tokens=0).result(WAIT)
+    answer = peer.client.generate(prompt, session='c', max_tokens=160, temperature=0.0).result(WAIT)
     peer.client.close_session('c')
     return answer
 
@@ -88,7 +89,7 @@ def test_all_fails(peer):
 @pytest.mark.parametrize('asked, kept', [(think_ahead.GUESS, True), ('where is the pan?', False)])
 def test_think_ahead(peer, asked, kept):
     want, scene = undisturbed(peer, asked), scene_text()
-    states = peer.collect(NodeState, '/flashrt/state')
+    states = peer.collect(NodeState, '/flashrt/state', LATCHED)
     world = World(scene)
     root = think_ahead.create_root(world, scene, asked=asked, way=0.5, **QUICK)
     assert run(peer, root) == Status.SUCCESS
@@ -96,8 +97,8 @@ def test_think_ahead(peer, asked, kept):
     assert position(peer) == want.position and (board('speculated') is not None) == kept
     assert world.done[1:] == parse(want.text)
     # It thought on the branch, and of that nothing is left.
-    assert any(session.name.startswith('speculate-') for state in states
-               for session in state.sessions)
+    until(lambda: any(session.name.startswith('speculate-') for state in list(states)
+                      for session in state.sessions))
     until(lambda: [session.name for session in states[-1].sessions] == ['default'])
     assert names(peer) == []
 
@@ -128,11 +129,12 @@ def test_a_command_that_is_interrupted_tidies_up(peer, tmp_path):
     for line in process.stdout:
         if 'Plan the guess [*]' in line:
             break
-    states = peer.collect(NodeState, '/flashrt/state')
+    states = peer.collect(NodeState, '/flashrt/state', LATCHED)
+    until(lambda: [s for s in states[-1].sessions if s.name != 'default'])
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 130
-    process.stdout.close()
-    until(lambda: states and not [s for s in states[-1].sessions if s.name != 'default'])
+    process.communicate(timeout=WAIT)
+    assert process.returncode == 130
+    until(lambda: not [s for s in states[-1].sessions if s.name != 'default'])
     assert names(peer) == []
 
 

@@ -1,5 +1,6 @@
 """`flashrt-ros call` and `top` against a real node: answers, exit codes, completion."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -13,27 +14,28 @@ import pytest
 pytest.importorskip('rclpy')
 sys.path.insert(0, str(Path(__file__).parent))
 
-from node_cases import running  # noqa: E402
+from node_cases import clean, LATCHED, running, until, WAIT  # noqa: E402
 import rclpy  # noqa: E402
 from rclpy.action import ActionServer  # noqa: E402
 
 from flashrt_ros.action import Generate  # noqa: E402
 from flashrt_ros.cli import exits  # noqa: E402
+from flashrt_ros.msg import CapsuleList, NodeState  # noqa: E402
 from flashrt_ros.srv import ListCapsules  # noqa: E402
 
 NAMESPACE = '/robot3'
 
 
-def start(*arguments, **environment):
+def start(*arguments, stdout=subprocess.PIPE, **environment):
     return subprocess.Popen(
         [sys.executable, '-m', 'flashrt_ros.cli.main', *arguments], stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=stdout, stderr=subprocess.PIPE, text=True,
         env={**os.environ, 'FLASHRT_NAMESPACE': NAMESPACE, **environment})
 
 
 def run(*arguments, stdin='', **environment):
     process = start(*arguments, **environment)
-    out, err = process.communicate(stdin, timeout=90)
+    out, err = process.communicate(stdin, timeout=2 * WAIT)
     assert 'Traceback' not in err, err
     return process.returncode, out, err
 
@@ -53,6 +55,7 @@ def system(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def client(system):
+    clean(system[1].client, 'left', 'right', 'planner_b')
     return system[1].client
 
 
@@ -107,7 +110,7 @@ def test_what_makes_no_sense_is_usage(arguments):
 def test_a_node_that_is_not_there_is_not_active():
     begin = time.monotonic()
     status, _, err = run('call', 'list', '--namespace', '/nowhere', '--discovery-timeout', '4')
-    assert status == exits.for_code('NOT_ACTIVE') and time.monotonic() - begin < 30
+    assert status == exits.for_code('NOT_ACTIVE') and time.monotonic() - begin < WAIT
     assert '/nowhere/flashrt was not found' in err and f'{NAMESPACE}/flashrt' in err
     status, _, _ = run('top', '--once', '--namespace', '/nowhere', '--discovery-timeout', '1')
     assert status == exits.for_code('NOT_ACTIVE')
@@ -139,12 +142,10 @@ def test_an_inactive_node_answers_its_code(client):
 def test_interrupt_cancels_the_goal(client):
     process = start('call', 'generate', 'tell me', '--max-tokens', '6000', '--session', 'long',
                     '--json')
-    deadline = time.monotonic() + 60
-    while not _busy(client) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: _busy(client) or process.poll() is not None)
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=WAIT)
     if process.returncode != 0:  # an answer may end by chance before the signal comes
         assert process.returncode == exits.INTERRUPTED, err
         assert json.loads(out)['error']['code'] == 'INTERRUPTED'
@@ -169,19 +170,23 @@ def complete(*words):
     return [line.rpartition(',')[2] for line in out.split()]
 
 
-def test_names_complete_from_the_latched_topics(client):
+def test_names_complete_from_the_latched_topics(system, client):
     client.save('kitchen', overwrite=True)
     client.save('kiosk', overwrite=True)
     client.fork(['planner_b'], 'kitchen')
+    # The topics tell of an answer a moment later.
+    lists = system[1].collect(CapsuleList, f'{NAMESPACE}/flashrt/capsules', LATCHED)
+    states = system[1].collect(NodeState, f'{NAMESPACE}/flashrt/state', LATCHED)
+    until(lambda: {'kiosk', 'kitchen'} <= {info.name for info in lists[-1].capsules})
+    until(lambda: 'planner_b' in {session.name for session in states[-1].sessions})
     assert complete('call', 'restore', 'ki') == ['kiosk', 'kitchen']
     assert complete('call', 'drop', 'kitc') == ['kitchen']
     assert complete('call', 'save', 'x', '--session', 'pl') == ['planner_b']
     assert complete('call', 'rest') == ['restore']
-    client.close_session('planner_b')
 
 
 def test_top_once(client):
-    client.generate('go', max_tokens=4).result(20)
+    client.generate('go', max_tokens=4).result(WAIT)
     status, out, err = run('top', '--once')
     assert status == 0, err
     assert f'{NAMESPACE}/flashrt' in out and 'active' in out and 'default' in out
@@ -194,8 +199,17 @@ def test_top_once(client):
 
 
 def test_top_live_draws_and_ends():
-    process = start('top', '--interval', '0.1', TERM='xterm', COLUMNS='100', LINES='30')
-    time.sleep(4)
+    ours, theirs = os.openpty()  # it draws for people only
+    process = start('top', '--interval', '0.1', stdout=theirs, TERM='xterm', COLUMNS='100',
+                    LINES='30')
+    os.close(theirs)
+    drawn = b''
+    while b'active' not in drawn:
+        drawn += os.read(ours, 4096)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    with contextlib.suppress(OSError):  # once their side is closed
+        while os.read(ours, 4096):
+            pass
+    os.close(ours)
+    _, err = process.communicate(timeout=WAIT)
     assert process.returncode == exits.INTERRUPTED and 'Traceback' not in err

@@ -72,7 +72,7 @@ def test_the_screen_without_a_terminal_shows_the_same():
 
 @needs_ros
 def test_a_node_that_cannot_start_is_a_failure_that_says_why():
-    process = demo('--model', '/nonexistent/model', '--start-timeout', '6')
+    process = demo('--model', '/nonexistent/model', '--start-timeout', '60')
     assert process.returncode == exits.FAILED
     assert 'model' in process.stderr and 'Traceback' not in process.stderr
 
@@ -94,9 +94,9 @@ def test_its_node_ends_with_it(tmp_path, monkeypatch, number, status):
             found = re.search(r'capsule_node as process (\d+)', line)
         assert exists(int(found[1]))
         process.send_signal(number)
-        assert process.wait(40) == status
+        assert process.wait(60) == status
     assert 'Traceback' not in errors.read_text()
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 60
     while exists(int(found[1])):
         assert time.monotonic() < deadline, 'the node was left behind'
         time.sleep(0.05)
