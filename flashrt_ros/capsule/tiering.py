@@ -28,7 +28,7 @@ from flashrt_ros.capsule.pool import Frozen, Pages, pages_for, Pool, PoolFull
 from flashrt_ros.capsule.room import choose
 from flashrt_ros.capsule.tiers import Tier
 from flashrt_ros.capsule.transfer import bring
-from flashrt_ros.capsule.upload import Upload
+from flashrt_ros.capsule.upload import Replaced, Upload
 from flashrt_ros.errors import Capacity, Corrupt, Incompatible, NameExists, UnknownCapsule
 
 T = TypeVar('T')
@@ -282,8 +282,8 @@ class Tiers:
                 else:
                     capsule.frozen = self._upload.bring_up(capsule, self.fingerprint,
                                                            self.make_room)
-        except UnknownCapsule:
-            self.gone(capsule)
+        except (UnknownCapsule, Replaced):
+            self.gone(capsule)  # whoever names it again finds what is there
             raise
         finally:
             capsule.moving = False

@@ -23,6 +23,10 @@ from flashrt_ros.capsule.transfer import Place, spans, Take
 from flashrt_ros.errors import Corrupt, UnknownCapsule
 
 
+class Replaced(Corrupt):
+    """The file that has the name of a capsule is another one by now."""
+
+
 class Upload:
     """
     The way from files to a pool.
@@ -109,5 +113,5 @@ class Upload:
 
 def _same(capsule: Capsule, header: Header) -> None:
     if header.id != capsule.id or header.position != capsule.position:
-        raise Corrupt(f'the file of capsule {capsule.name!r} was replaced by another one; list the '
-                      'capsules again.')
+        raise Replaced(f'the file of capsule {capsule.name!r} was replaced by another one; look '
+                       'what it is now, and name it again to use that one.')
