@@ -161,6 +161,8 @@ class DiskTier:
         for each in [name] if name else list(self._holds):
             fd = self._holds.pop(each, -1)
             if fd >= 0:
+                with suppress(OSError):
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # a forked child has the descriptor too
                 os.close(fd)
 
     def held(self, name: str) -> bool:
