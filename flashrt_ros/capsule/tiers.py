@@ -98,7 +98,11 @@ class DiskTier:
     parks = True
 
     def __init__(self, directory: str | os.PathLike, budget_bytes: int = 0) -> None:
-        self.directory = Path(directory).expanduser().absolute()
+        try:
+            self.directory = Path(directory).expanduser().absolute()
+        except RuntimeError as error:
+            raise Storage(f'{os.fspath(directory)!r} names the home of a user who has none; give '
+                          'an absolute path for the capsule directory.') from error
         self.budget_bytes = budget_bytes
         self._lock = threading.Lock()
         self._writing = threading.Lock()  # admission and write are one step

@@ -88,7 +88,7 @@ def files_digest(files: Iterable[Path], cache_dir: Path | None = None) -> str:
     try:
         keys = [_key(p) for p in paths]
         worth = cache_dir is not None or sum(k[1] for k in keys) >= CACHE_FROM
-        places = [cache_dir] if cache_dir else [paths[0].absolute().parent, _user_cache()]
+        places = [cache_dir] if cache_dir else [paths[0].absolute().parent, *_user_cache()]
         known: dict[str, str] = {}
         for place in places if worth else ():
             known.update(_load(place / CACHE_NAME))
@@ -122,9 +122,11 @@ def _hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _user_cache() -> Path:
+def _user_cache() -> list[Path]:
+    """Return the directory of the user's caches; none for a user without a home."""
     base = os.environ.get('XDG_CACHE_HOME', '')
-    return (Path(base) if os.path.isabs(base) else Path.home() / '.cache') / 'flashrt_ros'
+    base = base if os.path.isabs(base) else os.path.expanduser('~/.cache')
+    return [Path(base) / 'flashrt_ros'] if os.path.isabs(base) else []
 
 
 def _load(path: Path) -> dict[str, str]:
@@ -151,7 +153,7 @@ def _keep(places: list[Path], fresh: dict[str, str]) -> None:
     """Add to the first cache that can be written; a cache that cannot be kept is no fault."""
     for place in places:
         with suppress(FlashrtError, OSError):
-            if place == _user_cache():
+            if place in _user_cache():
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = place / CACHE_NAME
             entries = {**_load(path), **fresh}

@@ -46,11 +46,11 @@ def hub_cache() -> Path:
     """Return the hub cache as huggingface_hub places it (HF_HUB_CACHE, HF_HOME, XDG)."""
     env = os.environ
     if env.get('HF_HUB_CACHE'):
-        return Path(env['HF_HUB_CACHE']).expanduser()
+        return Path(os.path.expanduser(env['HF_HUB_CACHE']))
     if env.get('HF_HOME'):
-        return Path(env['HF_HOME']).expanduser() / 'hub'
+        return Path(os.path.expanduser(env['HF_HOME'])) / 'hub'
     base = env.get('XDG_CACHE_HOME') or '~/.cache'
-    return Path(base).expanduser() / 'huggingface' / 'hub'
+    return Path(os.path.expanduser(base)) / 'huggingface' / 'hub'
 
 
 def _cached(repository: str, revision: str) -> Path:
