@@ -173,8 +173,9 @@ class Engine:
         :param aside: called where there is no boundary: between the chunks of the prefill, on a
             CPU between the layers, on a device while a token is waited for; may do what leaves
             this session and the arena alone.
-        :raises FlashrtError: a refusal, or a fault on the way; nothing has changed then but for
-            the restore that was asked for.
+        :raises FlashrtError: a refusal; nothing has changed then. Or a fault on the way: what was
+            done before it stays, the restore, the folded source, and where the end boundary could
+            not be saved, the answer.
         """
         return self._answering.answer(
             request, control or Control(),
