@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.errors import InvalidArgument
@@ -50,6 +51,10 @@ class Prompting:
             at_start = host.turn == 'empty'
             ids = self._text.encode(prompt, at_start=at_start, bos=at_start)
             return Turn(self._known(ids), 'assistant_open', host.role)
+        for message in messages:  # a dictionary of two would unpack to the names of its fields
+            if isinstance(message, (str, bytes, Mapping)) or len(message) != 2:
+                raise InvalidArgument("messages are pairs of role and content, such as ('user', "
+                                      f"'hello'), not {str(message)[:60]!r}.")
         chat = [{'role': role, 'content': content} for role, content in messages]
         if prompt:
             chat = [{'role': 'user', 'content': prompt}]
@@ -60,7 +65,10 @@ class Prompting:
         return Turn(ids, state.value, role)
 
     def _checked(self, token_ids: Sequence[int]) -> list[int]:
-        ids = list(map(int, token_ids))
+        try:
+            ids = list(map(index, token_ids))
+        except TypeError as error:
+            raise InvalidArgument(f'token ids are integers ({error}).') from error
         if min(ids) < 0 or max(ids) >= self._vocabulary:
             wrong = next(token for token in ids if not 0 <= token < self._vocabulary)
             raise InvalidArgument(f'token id {wrong} is outside [0, {self._vocabulary}).')

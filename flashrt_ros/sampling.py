@@ -46,6 +46,9 @@ class Sampling:
         if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
             raise InvalidArgument(
                 f'temperature must lie in [0, 100] (0 is greedy), not {self.temperature}.')
+        if not all(hasattr(value, '__index__') for value in (self.top_k, self.seed)):
+            raise InvalidArgument('top_k and seed must be integers, not '
+                                  f'{self.top_k!r} and {self.seed!r}.')
         if not 0 <= self.top_k < 2 ** 31:
             raise InvalidArgument(f'top_k must be 0 (off) or a positive count, not {self.top_k}.')
         if not (math.isfinite(self.top_p) and _LEAST <= self.top_p <= 1.0):
@@ -90,7 +93,7 @@ def choose(arena: Arena, chosen: Mapping[str, float], counter: int | None = None
 
 def reseed(manifest: Manifest, fixed: torch.Tensor, seed: int) -> None:
     """Start another random sequence in a fixed block, the live one or a copy."""
-    for name, value in (('sampler.seed', _signed(seed)), ('sampler.counter', 0)):
+    for name, value in (('sampler.seed', _signed(int(seed))), ('sampler.counter', 0)):
         offset = manifest.offsets[name]
         fixed[offset:offset + 8].view(torch.int64).fill_(value)
 

@@ -147,7 +147,8 @@ class HostState:
     def seeded(self, seed: int) -> HostState:
         """Return the host part after another random sequence was begun at this boundary."""
         position = self.schedule.tokens
-        return replace(self, seeds=(*(s for s in self.seeds if s[0] < position), (position, seed)))
+        earlier = (s for s in self.seeds if s[0] < position)
+        return replace(self, seeds=(*earlier, (position, int(seed))))
 
     def to_json(self) -> dict:
         """Return a JSON-able form for files."""
