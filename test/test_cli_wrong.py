@@ -95,11 +95,11 @@ def test_a_name_that_is_no_namespace(namespace):
     from flashrt_ros.errors import InvalidName
     if isinstance(namespace, bytes):
         namespace = namespace.decode(errors='surrogateescape')
-    begun = time.monotonic()
+    begun = time.process_time()
     for text in (namespace, f'/{"a" * 40}/{namespace}/x'):
         with pytest.raises(InvalidName, match='is no namespace'):
             full_name(text)
-    assert time.monotonic() - begun < 1.0
+    assert time.process_time() - begun < 1.0
     assert full_name('') == full_name('/') == '/flashrt'
     assert full_name('/site_1/robot1/') == '/site_1/robot1/flashrt'
 
