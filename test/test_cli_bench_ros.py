@@ -14,8 +14,8 @@ pytest.importorskip('rclpy')
 def test_everything_is_measured_beside_a_bare_peer(tmp_path):
     done = subprocess.run(
         [sys.executable, '-m', 'flashrt_ros.cli.main', 'bench', 'ros', '--quick', '--model',
-         'random:tiny', '--threads', '1', '--json'], capture_output=True, text=True, cwd=tmp_path,
-        timeout=270, check=False, env={**os.environ, 'OMP_NUM_THREADS': '1'})
+         'random:tiny', '--threads', '1', '-p', 'stream.depth:=200', '--json'],
+        capture_output=True, text=True, cwd=tmp_path, timeout=270, check=False, env={**os.environ, 'OMP_NUM_THREADS': '1'})
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [row['when'] for row in found['rows']] == ['idle', 'streaming', 'eight']
@@ -37,6 +37,11 @@ def test_everything_is_measured_beside_a_bare_peer(tmp_path):
     decode = found['decode']
     for name in ('bare', 'alone', 'heard', 'each'):
         assert decode[f'{name}_tokens_per_second'] > 0 and decode[f'token_{name}_ms'] > 0
+    for name in ('alone', 'heard', 'each', 'eight'):  # what the thread that computes did
+        spent = found['worker'][name]
+        assert spent['computes_ms'] > 0 and spent['tokens'] > 8
+        assert spent['waits_for_core_ms'] >= 0 and spent['waits_for_interpreter_ms'] >= 0
+    assert found['parameters'] == ['stream.depth:=200']
     assert found['restore_own_ms'] > 0 and len(found['targets']) == 5
     assert all({'found', 'at_most', 'met'} <= target.keys() for target in found['targets'].values())
     assert found['clients'] == 8 and found['cores'] and found['model']['model'] == 'random:tiny'

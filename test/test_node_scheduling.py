@@ -1,5 +1,6 @@
 """thread_priority and cpu_affinity, as the system sees the threads of a real node."""
 
+import json
 import os
 from pathlib import Path
 import subprocess
@@ -214,3 +215,17 @@ def test_one_core_is_read_back_as_it_was_given(tmp_path):
         until(future.done)
         value = future.result().values[0]
         assert (value.type, value.integer_value) == (ParameterType.PARAMETER_INTEGER, CORES[0])
+
+
+@pytest.mark.parametrize('forbid', ['', FORBID], ids=['as it is', 'nothing granted'])
+def test_doctor_tells_what_the_machine_grants(forbid, tmp_path):
+    code = forbid + ('import sys; from flashrt_ros.cli.main import main; '
+                     'sys.exit(main(["doctor", "--json", "--model", "random:tiny"]))')
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
+                          timeout=60, check=False, cwd=tmp_path)
+    found = {finding['name']: finding for finding in json.loads(done.stdout)['findings']}
+    granted = 0 if forbid else max(0, granted_priority() - 1)
+    assert f'thread_priority up to {granted}, ' in found['scheduling']['found']
+    assert f'cpu_affinity of {", ".join(map(str, CORES))}' in found['scheduling']['found']
+    assert ('LimitRTPRIO' in found['scheduling']['remedy']) == (granted == 0)
+    assert found['scheduling']['status'] == 'ok'
