@@ -256,8 +256,12 @@ class Session:
         self.ring.drop_above(start)
         block = self._mark(start)  # as it was: the settings below belong to this generation
         self._host, self._sampled, self._saying = host, 0, (ids, matcher, detokenizer)
-        if host.held and (text := matcher.push(host.held)[0]):
-            publish((), text)
+        if host.held:
+            text, stopped, _ = matcher.push(host.held)
+            if stopped:  # a stop string of this request was said already
+                finish.append(FinishReason.STOP)
+            if text:
+                publish((), text)
         lookup: PromptLookup | None = None  # made behind the first token, which it would delay
         passes = 0
         try:

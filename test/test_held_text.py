@@ -1,5 +1,7 @@
 """Text that a capsule held back, as it might become a stop string, is told in pieces too."""
 
+from dataclasses import replace
+
 from engine_cases import build, ids
 import pytest
 
@@ -36,3 +38,14 @@ def test_pieces_are_the_text(engine, going_on):
         assert ''.join(piece.text for piece in pieces) == answer.text
         assert tuple(i for piece in pieces for i in piece.token_ids) == answer.token_ids
     assert held
+
+
+def test_a_stop_string_that_was_held_ends_the_answer_at_once(engine):
+    engine, _ = engine
+    engine.restore(capsule='b12')
+    session = engine.session()
+    session._host = replace(session.host, held='abc')
+    position = session.position
+    answer = engine.generate(GenerateRequest(max_tokens=5, stop=['b']))
+    assert (answer.finish_reason, answer.text, answer.token_ids) == ('stop', 'a', ())
+    assert session.position == position and session.host.held == ''
