@@ -15,7 +15,8 @@ def test_everything_is_measured_beside_a_bare_peer(tmp_path):
     done = subprocess.run(
         [sys.executable, '-m', 'flashrt_ros.cli.main', 'bench', 'ros', '--quick', '--model',
          'random:tiny', '--threads', '1', '-p', 'stream.depth:=200', '--json'],
-        capture_output=True, text=True, cwd=tmp_path, timeout=270, check=False, env={**os.environ, 'OMP_NUM_THREADS': '1'})
+        capture_output=True, text=True, cwd=tmp_path, timeout=270, check=False,
+        env={**os.environ, 'OMP_NUM_THREADS': '1'})
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert [row['when'] for row in found['rows']] == ['idle', 'streaming', 'eight']

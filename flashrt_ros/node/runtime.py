@@ -45,21 +45,26 @@ class Runtime:
         if config.directory and '://' not in config.directory:
             self._check_folder(config.directory)
         engine = Engine(config, progress=progress)
+        worker: Worker | None = None
         try:
             if boot:
                 self._boot(engine, boot)
             self.model: str = config.model
             self.facts: dict[str, Any] = dict(engine.facts())
-            self.worker: Worker = Worker(engine)
-            self.worker.start()
+            worker = Worker(engine)
+            worker.start()
+            # Not before: a load that hashes on all cores is nothing to prefer. Not later: torch's
+            # threads are made by the first step, and inherit from the one that makes it.
+            scheduling.apply(worker.thread_id)
         except BaseException:
+            scheduling.undo()
+            if worker is not None:
+                worker.stop()
             engine.close()
             raise
-        # Not before: a load that hashes on all cores is nothing to prefer. Not later: torch's
-        # threads are made by the first step, and inherit from the one that makes it.
-        scheduling.apply(self.worker.thread_id)
         if scheduling.refused:
             logger.warning(scheduling.refused)
+        self.worker = worker
         self.engine: Engine | None = engine
         # The model is as good as immortal: keep the collector from walking through it, whose
         # pauses would be the worst tokens.
