@@ -140,6 +140,13 @@ class Peer:
             until(lambda: messages)
         return messages
 
+    def service(self, kind: Any, name: str) -> Any:
+        """Return a client of a service of the flashrt node; even its first answer gets here."""
+        client = self.node.create_client(kind, f'{self.client.name}/{name}')
+        until(client.service_is_ready)
+        self.known()
+        return client
+
     def known(self) -> None:
         """
         Wait until the flashrt node has found all that was made here before.

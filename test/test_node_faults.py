@@ -185,9 +185,7 @@ def test_everything_answers_while_configure_loads(system):
     for transition in {'active': ('deactivate', 'cleanup'), 'inactive': ('cleanup',)}.get(
             client.lifecycle(), ()):
         assert client.change_state(transition)
-    getter = peer.node.create_client(GetParameters, '/flashrt/get_parameters')
-    assert getter.wait_for_service(WAIT)
-    peer.known()
+    getter = peer.service(GetParameters, 'get_parameters')
     (folder / 'slow').touch()
     try:
         loading = client.call_async('change_state', _transition('configure'))

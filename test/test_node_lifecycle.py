@@ -42,9 +42,7 @@ def client(peer):
 
 
 def ask(peer, kind, name, request):
-    client = peer.node.create_client(kind, f'/flashrt/{name}')
-    assert client.wait_for_service(WAIT)
-    peer.known()
+    client = peer.service(kind, name)
     future = client.call_async(request)
     until(future.done)
     peer.node.destroy_client(client)

@@ -83,9 +83,7 @@ def test_a_parameter_call_beside_a_long_prompt(tmp_path):
 
     from flashrt_ros.msg import ErrorCode
     with running(tmp_path, model__path='embedded', context__max_tokens=1024) as (_, peer):
-        parameters = peer.node.create_client(GetParameters, '/flashrt/get_parameters')
-        assert parameters.wait_for_service(WAIT)
-        peer.known()
+        parameters = peer.service(GetParameters, 'get_parameters')
 
         def ask():
             begun = time.perf_counter()

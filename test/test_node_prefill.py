@@ -107,9 +107,7 @@ def test_what_needs_no_boundary_of_the_session_is_answered(peer, chunks):
     client = peer.client
     states = peer.collect(NodeState, '/flashrt/state', LATCHED)
     arrays = peer.collect(DiagnosticArray, '/diagnostics', 10)
-    parameters = peer.node.create_client(GetParameters, '/flashrt/get_parameters')
-    assert parameters.wait_for_service(WAIT)
-    peer.known()
+    parameters = peer.service(GetParameters, 'get_parameters')
     stream = prefilling(client, chunks)
     arrays.clear()
     futures = {
