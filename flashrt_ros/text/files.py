@@ -26,6 +26,7 @@ class TextFiles:
     tokenizer: dict[str, Any]
     named: dict[str, str] = field(default_factory=dict)
     extra: dict[int, dict[str, Any]] = field(default_factory=dict)
+    declared: list[str] = field(default_factory=list)
     template: str | None = None
 
 
@@ -67,7 +68,8 @@ def read(directory: Path) -> TextFiles:
             raise Corrupt(
                 f'tokenizer_config.json: {key} is neither a string nor a token object; '
                 'restore the file from its origin.')
-    return TextFiles(raw, tokenizer, named, _extra(config), _template(directory, config))
+    return TextFiles(raw, tokenizer, named, _extra(config), _declared(config),
+                     _template(directory, config))
 
 
 def _extra(config: dict[str, Any]) -> dict[int, dict[str, Any]]:
@@ -82,6 +84,22 @@ def _extra(config: dict[str, Any]) -> dict[int, dict[str, Any]]:
     raise Corrupt(
         'tokenizer_config.json: added_tokens_decoder is malformed; restore the file from its '
         'origin.')
+
+
+def _declared(config: dict[str, Any]) -> list[str]:
+    """Return the further special tokens that ``tokenizer_config.json`` lists."""
+    found: list[str] = []
+    for key in ('extra_special_tokens', 'additional_special_tokens'):
+        listed = config.get(key) or []
+        tokens = list(listed.values()) if isinstance(listed, dict) else listed
+        if not isinstance(tokens, list):
+            tokens = [None]
+        for token in (t.get('content') if isinstance(t, dict) else t for t in tokens):
+            if not isinstance(token, str):
+                raise Corrupt(f'tokenizer_config.json: {key} is no list of tokens; restore the '
+                              'file from its origin.')
+            found.append(token)
+    return list(dict.fromkeys(found))
 
 
 def _template(directory: Path, config: dict[str, Any]) -> str | None:

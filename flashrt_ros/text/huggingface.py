@@ -36,7 +36,6 @@ class HfVocabulary:
     """
 
     def __init__(self, files: TextFiles) -> None:
-        self.digest = _digest(files)
         self.named = files.named
         self._decode, self.first_bytes = token_decoder(files.tokenizer.get('decoder'))
         try:
@@ -48,6 +47,7 @@ class HfVocabulary:
         self._full.no_truncation()
         self._full.no_padding()
         self._add_missing(files)
+        self.digest = _digest(files)
         self._added = self._full.get_added_tokens_decoder()
         vocab = files.tokenizer['model']['vocab']
         largest = len(vocab) - 1 if isinstance(vocab, list) else max(vocab.values(), default=-1)
@@ -94,8 +94,9 @@ class HfVocabulary:
                 raise Incompatible(
                     f'tokenizer_config.json declares {content!r} as id {index}, tokenizer.json '
                     f'gives it {self._full.token_to_id(content)}; take both files from one source.')
-        for content in dict.fromkeys(files.named.values()):
-            if content not in known:
+        files.declared = [c for c in files.declared if self._full.token_to_id(c) is None]
+        for content in dict.fromkeys([*files.named.values(), *files.declared]):
+            if content and content not in known:
                 self._full.add_special_tokens([tokenizers.AddedToken(content, special=True)])
 
     def encode(self, text: str, allow_special: bool, at_start: bool) -> list[int]:
@@ -235,5 +236,6 @@ def _digest(files: TextFiles) -> str:
     if isinstance(model, dict) and isinstance(model.get('merges'), list):
         body['model'] = {**model, 'merges': [
             merge.split(' ', 1) if isinstance(merge, str) else merge for merge in model['merges']]}
-    text = json.dumps([body, files.named, files.extra], sort_keys=True, separators=(',', ':'))
+    parts = [body, files.named, files.extra, *([files.declared] if files.declared else [])]
+    text = json.dumps(parts, sort_keys=True, separators=(',', ':'))
     return hashlib.sha256(text.encode()).hexdigest()
