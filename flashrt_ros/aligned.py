@@ -19,7 +19,7 @@ from flashrt_ros.capsule.pool import Frozen, pages_for, Pool
 from flashrt_ros.config import allocating, check_memory
 from flashrt_ros.errors import InvalidArgument
 from flashrt_ros.plan import Plan, TOKENS
-from flashrt_ros.session import Session
+from flashrt_ros.session import check_ids, Session
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,7 @@ def rebuild(session: Session, full: Frozen, copied: int, live: Lineage, empty: F
         raise InvalidArgument(f'a rebuild needs at least {plan.grid} tokens, one chunk of the '
                               f'grid; there are {full.position}. Save without align.')
     ids = ids_of(pool, full, 0)
+    check_ids(ids, spare.arena)
     try:
         copied += spare.restore(empty)
         for start in range(0, goal, plan.grid):

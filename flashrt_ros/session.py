@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flashrt_ros import sampling
+from flashrt_ros.arena import Arena
 from flashrt_ros.capsule.boundary import HostState, Sampler
 from flashrt_ros.capsule.capsule import Capsule
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Frozen
 from flashrt_ros.control import Control, FinishReason
 from flashrt_ros.drafts import PromptLookup
-from flashrt_ros.errors import ContextFull, DeviceFault, FlashrtError, InvalidArgument
+from flashrt_ros.errors import ContextFull, Corrupt, DeviceFault, FlashrtError, InvalidArgument
 from flashrt_ros.plan import Plan, TOKENS
 from flashrt_ros.ring import Kept, Ring
 from flashrt_ros.text import Detokenizer, StopMatcher, Text
@@ -62,6 +63,17 @@ def check_room(capacity: int, host: HostState, position: int, count: int) -> Non
             f'the context holds {capacity} tokens; {used} are in use and {count} more do not fit. '
             'Roll back, restore an earlier capsule, or configure a context.max_tokens of at least '
             f'{used + count}.')
+
+
+def check_ids(ids: Sequence[int], arena: Arena) -> None:
+    """
+    Refuse ids that a file brought and no token has, before a device looks them up.
+
+    :raises Corrupt: saying what to do.
+    """
+    if len(ids) and not 0 <= min(ids) <= max(ids) < arena[sampling.LOGITS].numel():
+        raise Corrupt('the history of this session holds ids that the model does not know: the '
+                      'capsule that it came from is damaged. Restore another one, or reset it.')
 
 
 class Session:
@@ -290,9 +302,9 @@ class Session:
                         if lookup:
                             lookup.extend(ids[before:])
                         elif self._draft_tokens:
-                            lookup = PromptLookup(
-                                arena[TOKENS][:arena.position].view(-1).cpu().numpy(),
-                                arena.capacity)
+                            known = arena[TOKENS][:arena.position].view(-1).cpu().numpy()
+                            check_ids([known.min(), known.max()], arena)
+                            lookup = PromptLookup(known, arena.capacity)
                         every = self.ring.tokens
                         if every and before // every != len(ids) // every:
                             self.ring.mark(start + self._sampled, turn=False)
@@ -377,6 +389,7 @@ class Session:
                 f'{kept.position}, more than max_replay {max_replay}. Raise max_replay, or '
                 'restore a capsule.')
         ids = arena[TOKENS][kept.position:target].view(-1).tolist()
+        check_ids(ids, arena)
         after = self._host_at(host, target)
         if replay == 0:
             copied = self._lineage.put_back(kept.block, kept.position)

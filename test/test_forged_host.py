@@ -60,3 +60,23 @@ def test_what_is_written_is_read(engine):
     forge(engine, 'fine', **host.to_json())
     engine.restore('other', 'fine')
     engine.close_session('other')
+
+
+def test_ids_in_rows_that_no_token_has(engine):
+    """They are rows like others, so only a verb that folds them again meets them."""
+    tier, manifest = engine.store.disk, engine.arena.manifest
+    image = codec.read(tier.path('good'), manifest)
+    image.header = replace(image.header, name='rows', id='rows')
+    image.rows['tokens'][41] = 512
+    codec.write(image, tier.path('rows'), manifest, overwrite=True)
+    engine.restore(capsule='rows')
+    before = digest(engine)
+    with pytest.raises(Corrupt, match='ids'):
+        engine.rollback(to='position', value=44)
+    assert digest(engine) == before
+    engine._sessions.live._draft_tokens = 4
+    with pytest.raises(Corrupt, match='ids'):
+        say(engine, 5)
+    assert digest(engine) == before
+    engine._sessions.live._draft_tokens = 0
+    engine.reset()
