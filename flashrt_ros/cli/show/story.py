@@ -168,7 +168,7 @@ class Story:
         from flashrt_ros.msg import Token
         self.screen.act(3, 'Interrupted in mid-answer, then rolled back')
         longest = max(self.direct, key=lambda a: len(a.token_ids))
-        for _ in range(3):  # a fast model may be done before the cancel arrives
+        for _ in range(6):  # a fast model may be done before the cancel arrives
             cut = self.ask(longest.prompt, 'scene', cancel_after=INTERRUPT_AFTER)
             if cut.finish_reason == Token.CANCELED:
                 break
