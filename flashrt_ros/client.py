@@ -31,7 +31,7 @@ from std_srvs.srv import Trigger
 from flashrt_ros import srv
 from flashrt_ros.action import Generate
 from flashrt_ros.errors import DeadlineExceeded, FlashrtError, NotActive
-from flashrt_ros.filling import fill, to_duration
+from flashrt_ros.filling import fill, pairs, to_duration
 from flashrt_ros.goal_client import GoalClient
 from flashrt_ros.msg import ChatMessage, Token
 from flashrt_ros.stream import CALLS_QOS, error_of, Stream
@@ -337,7 +337,8 @@ class FlashrtClient:
             self.wait_until_ready(self.timeout)
         goal = fill(
             Generate.Goal, prompt=prompt,
-            messages=[fill(ChatMessage, role=role, content=content) for role, content in messages],
+            messages=[fill(ChatMessage, role=role, content=content)
+                      for role, content in pairs(messages)],
             reseed=seed is not None, seed=seed or 0, on_busy=ON_BUSY[on_busy],
             timeout=to_duration(timeout), **fields)
         return Stream(self, goal, on_token)

@@ -1,5 +1,6 @@
 """Every CUDA source compiles for everything robots carry; no GPU is needed."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,15 @@ def test_compiled_code_is_kept(tmp_path):
     kept.write_bytes(b'other')
     assert compiler.compile_source('copy.cu', {'ELEMENT': 16}, 'sm_90', tmp_path) == b'other'
     assert first != b'other' and isinstance(kept, Path)
+
+
+def test_a_user_without_a_home_compiles_without_keeping(monkeypatch, tmp_path):
+    monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
+    monkeypatch.setattr(os.path, 'expanduser', lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    assert compiler.cache_directory() is None
+    assert compiler.compile_source('copy.cu', {'ELEMENT': 16}, 'sm_90')
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_source_that_is_refused_says_why(tmp_path):

@@ -15,7 +15,7 @@ from rclpy.serialization import deserialize_message, serialize_message  # noqa: 
 
 from flashrt_ros.action import Generate  # noqa: E402
 from flashrt_ros.errors import InvalidArgument  # noqa: E402
-from flashrt_ros.filling import fill, to_duration  # noqa: E402
+from flashrt_ros.filling import fill, pairs, to_duration  # noqa: E402
 from flashrt_ros.srv import ForkCapsule, Rollback, SaveCapsule  # noqa: E402
 
 
@@ -35,6 +35,13 @@ def test_text_that_would_not_arrive_is_refused(text):
                                (Generate.Goal, 'prompt', text), (Generate.Goal, 'stop', [text])):
         with pytest.raises(InvalidArgument, match=f'^{field} holds'):
             fill(kind, **{field: value})
+
+
+@pytest.mark.parametrize('message', [
+    {'role': 'user', 'content': 'hello'}, 'hi', ('user',), ('user', 'hello', 'there')])
+def test_a_message_that_is_no_pair_is_refused(message):
+    with pytest.raises(InvalidArgument, match='pairs of role and content'):
+        pairs([('system', 'x'), message])
 
 
 def test_values_become_plain_ones():

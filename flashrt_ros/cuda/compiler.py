@@ -20,11 +20,15 @@ SOURCES = Path(__file__).with_name('sources')
 HEADER = 'common.cuh'
 
 
-def cache_directory() -> Path:
-    """Return the folder of compiled kernels, below ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+def cache_directory() -> Path | None:
+    """
+    Return the folder of compiled kernels, below ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    None for a user without a home.
+    """
     base = os.environ.get('XDG_CACHE_HOME', '')
-    root = Path(base) if os.path.isabs(base) else Path.home() / '.cache'
-    return root / 'flashrt_ros' / 'kernels'
+    base = base if os.path.isabs(base) else os.path.expanduser('~/.cache')
+    return Path(base) / 'flashrt_ros' / 'kernels' if os.path.isabs(base) else None
 
 
 def source_text(name: str) -> str:
@@ -65,7 +69,10 @@ def compile_source(name: str, defines: Mapping[str, int | str], arch: str,
                *(f'-D{key}={value}' for key, value in sorted(defines.items()))]
     version = '.'.join(map(str, nvrtc.version))
     key = hashlib.sha256('\0'.join([text, *options, version]).encode()).hexdigest()
-    path = (cache or cache_directory()) / f'{Path(name).stem}-{arch}-{key[:32]}.cubin'
+    folder = cache or cache_directory()
+    if folder is None:
+        return nvrtc.compile(name, text, options)
+    path = folder / f'{Path(name).stem}-{arch}-{key[:32]}.cubin'
     try:
         return path.read_bytes()
     except OSError:
