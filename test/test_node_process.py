@@ -81,6 +81,24 @@ def test_sessions_persist_on_shutdown(tmp_path):
         assert peer.client.generate(max_tokens=1).result(WAIT).tokens_reused == position
 
 
+def test_a_session_that_was_emptied_does_not_come_back(tmp_path):
+    options = {'capsules__persist_on_shutdown': True}
+    with running(tmp_path, **options) as (_, peer):
+        peer.client.generate('remember this', max_tokens=6).result(WAIT)
+    with running(tmp_path, capsules__boot='default.last', **options) as (_, peer):
+        peer.client.reset()
+    with running(tmp_path, capsules__boot='default.last') as (_, peer):
+        [last] = peer.client.list()
+        assert (last.name, last.tokens) == ('default.last', 0)
+        assert peer.client.generate('x', max_tokens=1).result(WAIT).tokens_reused == 0
+
+
+def test_a_session_without_tokens_leaves_no_file(tmp_path):
+    with running(tmp_path, capsules__persist_on_shutdown=True):
+        pass
+    assert not [*tmp_path.rglob('*.capsule')]
+
+
 @pytest.mark.parametrize(('name', 'value', 'words'), [
     ('device', 'abacus', "device must be one of auto, cpu, cuda, not 'abacus'."),
     ('model__threads', -1, 'model.threads must be an integer, at least 0 and at most 1024, not '

@@ -94,12 +94,18 @@ class Runtime:
             f'{restored.tokens_reused} tokens')
 
     def persist_sessions(self, timeout: float) -> None:
-        """Save each session that holds tokens as ``<session>.last``, on disk. Never raises."""
+        """
+        Save each session as ``<session>.last``, on disk. Never raises.
+
+        One without tokens is saved only over an older one, which is the past of another mind.
+        """
         def work(engine: Engine) -> None:
+            there = {capsule.name for capsule in engine.list()}
             for session in engine.sessions():
-                if session.position > 0:
+                name = f'{session.name[:123]}.last'
+                if session.position > 0 or name in there:
                     try:
-                        engine.save(session.name, f'{session.name[:123]}.last', overwrite=True,
+                        engine.save(session.name, name, overwrite=True,
                                     persist=True, note='saved at shutdown')
                     except Exception as error:
                         self._logger.error(
