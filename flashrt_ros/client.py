@@ -30,8 +30,9 @@ from std_srvs.srv import Trigger
 
 from flashrt_ros import srv
 from flashrt_ros.action import Generate
+from flashrt_ros.chat_messages import pairs
 from flashrt_ros.errors import DeadlineExceeded, FlashrtError, NotActive
-from flashrt_ros.filling import fill, pairs, to_duration
+from flashrt_ros.filling import fill, to_duration
 from flashrt_ros.goal_client import GoalClient
 from flashrt_ros.msg import ChatMessage, Token
 from flashrt_ros.stream import CALLS_QOS, error_of, Stream

@@ -8,7 +8,6 @@ a lone surrogate is an exception of the middleware. So clients fill requests her
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 import math
 import operator
 import re
@@ -37,21 +36,6 @@ def fill(kind: Any, **fields: Any) -> Any:
             raise TypeError(f'{kind.__name__} has no field {name!r}; there are '
                             f'{", ".join(types)}')
     return kind(**{name: _fitting(name, types[name], value) for name, value in fields.items()})
-
-
-def pairs(messages: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """
-    Return messages of a chat as pairs of role and content.
-
-    :raises InvalidArgument: one is something else; a dictionary of two would unpack to its keys.
-    """
-    found = []
-    for message in messages:
-        if isinstance(message, (str, bytes, Mapping)) or len(message) != 2:
-            raise InvalidArgument("messages are pairs of role and content, such as ('user', "
-                                  f"'hello'), not {str(message)[:60]!r}.")
-        found.append((message[0], message[1]))
-    return found
 
 
 def _fitting(name: str, kind: str, value: Any) -> Any:

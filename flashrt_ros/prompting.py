@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
 
 from flashrt_ros.capsule.boundary import HostState
+from flashrt_ros.chat_messages import pairs
 from flashrt_ros.errors import InvalidArgument
 from flashrt_ros.text import next_turn, Text
 
@@ -51,11 +52,7 @@ class Prompting:
             at_start = host.turn == 'empty'
             ids = self._text.encode(prompt, at_start=at_start, bos=at_start)
             return Turn(self._known(ids), 'assistant_open', host.role)
-        for message in messages:  # a dictionary of two would unpack to the names of its fields
-            if isinstance(message, (str, bytes, Mapping)) or len(message) != 2:
-                raise InvalidArgument("messages are pairs of role and content, such as ('user', "
-                                      f"'hello'), not {str(message)[:60]!r}.")
-        chat = [{'role': role, 'content': content} for role, content in messages]
+        chat = [{'role': role, 'content': content} for role, content in pairs(messages)]
         if prompt:
             chat = [{'role': 'user', 'content': prompt}]
         if not chat and not (answer and host.turn == 'message'):

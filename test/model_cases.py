@@ -29,6 +29,19 @@ def tokens(count, vocab=256, seed=1):
     return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed))
 
 
+def without(model, role):
+    """Return how far the logits of one more token go where the buffers of a role are lost."""
+    arena, binding = bound(model)
+    binding.fold(tokens(100, 512), 0)
+    state = arena.storage.clone()
+    expected = binding.fold(tokens(1, 512), 100)
+    arena.storage.copy_(state)
+    for buffer in model.buffers():
+        if buffer.role is role:
+            arena[buffer.name].zero_()
+    return (binding.fold(tokens(1, 512), 100) - expected).abs().max()
+
+
 class ClosedWorld(TorchDispatchMode):
     """Refuse writes to any storage that is older than this mode, but for the arena's."""
 

@@ -14,8 +14,9 @@ from node_cases import code_of, running  # noqa: E402
 from rclpy.serialization import deserialize_message, serialize_message  # noqa: E402
 
 from flashrt_ros.action import Generate  # noqa: E402
+from flashrt_ros.chat_messages import pairs  # noqa: E402
 from flashrt_ros.errors import InvalidArgument  # noqa: E402
-from flashrt_ros.filling import fill, pairs, to_duration  # noqa: E402
+from flashrt_ros.filling import fill, to_duration  # noqa: E402
 from flashrt_ros.srv import ForkCapsule, Rollback, SaveCapsule  # noqa: E402
 
 

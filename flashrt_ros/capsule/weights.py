@@ -21,6 +21,7 @@ import torch
 
 from flashrt_ros.capsule.atomic import atomic_file
 from flashrt_ros.errors import FlashrtError, Storage
+from flashrt_ros.user_cache import user_cache
 
 CACHE_NAME = '.flashrt-weights.json'
 CACHE_FROM = 64 << 20  # bytes of files from which a cache is worth its file
@@ -88,7 +89,9 @@ def files_digest(files: Iterable[Path], cache_dir: Path | None = None) -> str:
     try:
         keys = [_key(p) for p in paths]
         worth = cache_dir is not None or sum(k[1] for k in keys) >= CACHE_FROM
-        places = [cache_dir] if cache_dir else [paths[0].absolute().parent, *_user_cache()]
+        places = [cache_dir] if cache_dir else [paths[0].absolute().parent]
+        if cache_dir is None and (home := user_cache()) is not None:
+            places.append(home)
         known: dict[str, str] = {}
         for place in places if worth else ():
             known.update(_load(place / CACHE_NAME))
@@ -122,13 +125,6 @@ def _hash_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _user_cache() -> list[Path]:
-    """Return the directory of the user's caches; none for a user without a home."""
-    base = os.environ.get('XDG_CACHE_HOME', '')
-    base = base if os.path.isabs(base) else os.path.expanduser('~/.cache')
-    return [Path(base) / 'flashrt_ros'] if os.path.isabs(base) else []
-
-
 def _load(path: Path) -> dict[str, str]:
     """Read a cache; anything odd about it makes it empty."""
     try:
@@ -153,7 +149,7 @@ def _keep(places: list[Path], fresh: dict[str, str]) -> None:
     """Add to the first cache that can be written; a cache that cannot be kept is no fault."""
     for place in places:
         with suppress(FlashrtError, OSError):
-            if place in _user_cache():
+            if place == user_cache():
                 place.mkdir(mode=0o700, parents=True, exist_ok=True)
             path = place / CACHE_NAME
             entries = {**_load(path), **fresh}

@@ -15,20 +15,10 @@ from pathlib import Path
 import re
 
 from flashrt_ros.cuda.nvrtc import compiler
+from flashrt_ros.user_cache import user_cache
 
 SOURCES = Path(__file__).with_name('sources')
 HEADER = 'common.cuh'
-
-
-def cache_directory() -> Path | None:
-    """
-    Return the folder of compiled kernels, below ``$XDG_CACHE_HOME`` or ``~/.cache``.
-
-    None for a user without a home.
-    """
-    base = os.environ.get('XDG_CACHE_HOME', '')
-    base = base if os.path.isabs(base) else os.path.expanduser('~/.cache')
-    return Path(base) / 'flashrt_ros' / 'kernels' if os.path.isabs(base) else None
 
 
 def source_text(name: str) -> str:
@@ -60,7 +50,7 @@ def compile_source(name: str, defines: Mapping[str, int | str], arch: str,
 
     :param defines: macros that settle sizes and variants.
     :param arch: for instance ``sm_90``.
-    :param cache: folder of kept code; the default one if left out.
+    :param cache: folder of kept code; left out, that of the user, and none without a home.
     :raises DeviceFault: if NVRTC is not there or refuses the source; the log is in the message.
     """
     nvrtc = compiler()
@@ -69,10 +59,12 @@ def compile_source(name: str, defines: Mapping[str, int | str], arch: str,
                *(f'-D{key}={value}' for key, value in sorted(defines.items()))]
     version = '.'.join(map(str, nvrtc.version))
     key = hashlib.sha256('\0'.join([text, *options, version]).encode()).hexdigest()
-    folder = cache or cache_directory()
-    if folder is None:
-        return nvrtc.compile(name, text, options)
-    path = folder / f'{Path(name).stem}-{arch}-{key[:32]}.cubin'
+    if cache is None:
+        home = user_cache()
+        if home is None:
+            return nvrtc.compile(name, text, options)
+        cache = home / 'kernels'
+    path = cache / f'{Path(name).stem}-{arch}-{key[:32]}.cubin'
     try:
         return path.read_bytes()
     except OSError:

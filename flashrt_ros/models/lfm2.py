@@ -11,9 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from flashrt_ros.kernels.attention import rope_tables
 from flashrt_ros.models.config import Fields
 from flashrt_ros.models.layers.attention import AttentionNames, QKNormAttention
 from flashrt_ros.models.layers.mlp import MLPNames, SwiGLU
@@ -44,6 +41,11 @@ class Lfm2Config:
     tied: bool
     max_positions: int
     eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated: all."""
+        return self.head_dim
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Lfm2Config:
@@ -139,7 +141,3 @@ class Lfm2(Model):
                 layers.append(ShortConv(index, c.hidden, c.conv_kernel, c.norm_eps))
             layers.append(SwiGLU(index, c.hidden, c.intermediate, c.norm_eps, MLP))
         return layers
-
-    def tables(self, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotary tables of whole heads."""
-        return rope_tables(capacity, self.config.head_dim, self.config.rope_theta, self.device)

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 
 from flashrt_ros.arena import Arena, Buffer
 from flashrt_ros.errors import Internal, InvalidArgument
+from flashrt_ros.kernels.attention import rope_tables
 from flashrt_ros.kernels.head import head
 from flashrt_ros.kernels.norm import Norm
 from flashrt_ros.models.parameters import Param, Parameters
@@ -88,7 +89,8 @@ class Model(ABC):
     A loaded model: read-only weights, and the description of the state that folding needs.
 
     :ivar config: dataclass of the family with at least ``vocab_size``, ``hidden``, ``layers``,
-        ``norm_eps``, ``tied``, ``eos_token_ids`` and ``max_positions``.
+        ``norm_eps``, ``tied``, ``rotary_dim``, ``rope_theta``, ``eos_token_ids`` and
+        ``max_positions``.
     :ivar dtype: type of weights, activations and K/V rows; recurrent states are fp32.
     """
 
@@ -131,9 +133,9 @@ class Model(ABC):
     def build_layers(cls, config: Any) -> list[Layer]:
         """Return the residual blocks in the order they run."""
 
-    @abstractmethod
-    def tables(self, capacity: int) -> Any:
-        """Return read-only tables that all layers share (rotary), for ``capacity`` positions."""
+    def tables(self, capacity: int) -> tuple[Tensor, Tensor]:
+        """Return the read-only rotary tables that all layers share, for ``capacity`` positions."""
+        return rope_tables(capacity, self.config.rotary_dim, self.config.rope_theta, self.device)
 
     def final_norm(self) -> Norm:
         """Return the last norm, ready to run; here one that uses its weights plainly."""

@@ -10,9 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from flashrt_ros.kernels.attention import rope_tables
 from flashrt_ros.models.config import Fields
 from flashrt_ros.models.layers.attention import QKNormAttention
 from flashrt_ros.models.layers.mlp import SwiGLU
@@ -35,6 +32,11 @@ class Qwen3Config:
     tied: bool
     max_positions: int
     eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def rotary_dim(self) -> int:
+        """Dimensions of a head that are rotated: all."""
+        return self.head_dim
 
     @classmethod
     def from_fields(cls, fields: Fields) -> Qwen3Config:
@@ -107,7 +109,3 @@ class Qwen3(Model):
                 index, c.hidden, c.heads, c.kv_heads, c.head_dim, c.norm_eps))
             layers.append(SwiGLU(index, c.hidden, c.intermediate, c.norm_eps))
         return layers
-
-    def tables(self, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotary tables of whole heads."""
-        return rope_tables(capacity, self.config.head_dim, self.config.rope_theta, self.device)

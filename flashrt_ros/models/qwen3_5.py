@@ -10,9 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from flashrt_ros.kernels.attention import rope_tables
 from flashrt_ros.kernels.norm import Norm
 from flashrt_ros.models.config import Fields
 from flashrt_ros.models.layers.attention import GatedAttention
@@ -146,10 +143,6 @@ class Qwen35(Model):
                     c.linear_value_dim, c.conv_kernel, c.norm_eps))
             layers.append(GatedMLP(index, c.hidden, c.intermediate, c.norm_eps))
         return layers
-
-    def tables(self, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Rotary tables; for text all three sections of the multimodal rotary agree."""
-        return rope_tables(capacity, self.config.rotary_dim, self.config.rope_theta, self.device)
 
     def final_norm(self) -> Norm:
         """Norms of this family store ``w`` and use ``1 + w``."""
