@@ -107,6 +107,7 @@ class Bench:
         self._spent['eight'] = worker(lines)
         for line in lines:
             self.add('token_eight', _intervals(_times(line)))
+            self.add('step_eight', _late([apart / 1e9 for apart in line['steps']]))
         return self.document(facts)
 
     def rate(self, messages: float) -> None:
@@ -226,9 +227,11 @@ class Bench:
             decode[f'{name}_tokens_per_second'] = round(1e3 / get[f'block_{name}'].median, 2)
         bare, alone, heard, each = (
             get[f'block_{name}'].median for name in ('bare', 'alone', 'heard', 'each'))
-        gaps = get['token_eight']  # as the worker sees them: on the clock of the host
-        decode.update(gaps.document('token_eight'))
-        decode['token_eight_p999_ms'] = round(gaps.quantile(0.999), 4)
+        for name in ('token_eight', 'step_eight'):  # on the clock of the host; of the device
+            if get[name].seconds:
+                gaps = get[name]
+                decode.update(gaps.document(name))
+                decode[f'{name}_p999_ms'] = round(gaps.quantile(0.999), 4)
         decode['node_over_bare'] = round(alone / bare, 4)
         decode['heard_over_alone'] = round(heard / alone, 4)
         decode['heard_over_bare'] = round(heard / bare, 4)
@@ -310,6 +313,10 @@ def _times(line: dict[str, Any]) -> list[int]:
 
 
 def _intervals(times: list[int]) -> list[float]:
-    """Return the steps in seconds, without the first quarter: somebody is still leaving then."""
-    steps = [(after - before) / 1e9 for before, after in zip(times, times[1:])]
+    """Return the steps in seconds, as :func:`_late`."""
+    return _late([(after - before) / 1e9 for before, after in zip(times, times[1:])])
+
+
+def _late(steps: list[float]) -> list[float]:
+    """Leave out the first quarter: somebody is still leaving then."""
     return steps[len(steps) // 4:]

@@ -3,7 +3,8 @@ The node of `bench ros`, with a probe where its worker hands tokens over.
 
 Besides the moments it notes what the thread that computes did with its time: computed, waited for
 a core that others had, or waited for the interpreter that other threads of the node had. These
-tell on a busy machine too what a clock cannot.
+tell on a busy machine too what a clock cannot. On a CUDA device it notes how far apart the steps
+end on the clock of the device, from an event behind each of them.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ def node(wanted: Any) -> int:
     notes: dict[int, list[tuple[int, int, int]]] = {}
     begun: dict[int, tuple[int, dict[str, int]]] = {}
     put_piece, put_end = publishers.Outbox.put_piece, publishers.Outbox.put_end
+    steps = _mark_steps()
 
     def noted_piece(self: Any, goal: Any, piece: Any) -> None:
         now = time.monotonic_ns()
         if id(goal) not in notes:
             begun[id(goal)] = threading.get_ident(), _counters()
+            del steps[:-1]  # this token's own
         notes.setdefault(id(goal), []).append((now, piece.index, len(piece.token_ids)))
         put_piece(self, goal, piece)
 
@@ -37,13 +40,41 @@ def node(wanted: Any) -> int:
             spent = {name: after[name] - before[name] for name in before if name in after}
         put_end(self, goal, then)
         line = {'goal': bytes(goal.id.uuid).hex(), 'pieces': notes.pop(id(goal), []),
-                'spent': spent}
+                'spent': spent, 'steps': _apart(steps)}
         with open(wanted.probe, 'a', encoding='ascii') as file:
             file.write(json.dumps(line) + '\n')
 
     publishers.Outbox.put_piece = noted_piece  # type: ignore[method-assign]
     publishers.Outbox.put_end = noted_end  # type: ignore[method-assign]
     return main.main()
+
+
+def _mark_steps() -> list[Any]:
+    """Let a CUDA plan put an event behind every step; return where they are collected."""
+    import torch
+
+    from flashrt_ros.cuda.plan import CudaGraphPlan
+    marks: list[Any] = []
+    expect = CudaGraphPlan._expect
+
+    def marked(self: Any, name: object) -> None:
+        expect(self, name)
+        mark = torch.cuda.Event(enable_timing=True)
+        mark.record()
+        marks.append(mark)
+
+    CudaGraphPlan._expect = marked  # type: ignore[method-assign]
+    return marks
+
+
+def _apart(marks: list[Any]) -> list[int]:
+    """Return the nanoseconds between neighbouring events, once all have passed; forget them."""
+    if not marks:
+        return []
+    marks[-1].synchronize()
+    apart = [round(a.elapsed_time(b) * 1e6) for a, b in zip(marks, marks[1:])]
+    marks.clear()
+    return apart
 
 
 def _counters() -> dict[str, int]:

@@ -69,7 +69,9 @@ def _show(found: dict[str, Any]) -> None:
         f'  node and client    {decode["heard_tokens_per_second"]:,.1f}; with a message for each '
         f'token {decode["each_tokens_per_second"]:,.1f}\n'
         f'  between tokens, ms {_pair(decode, "token_alone")}; with {found["clients"]} clients '
-        f'{_pair(decode, "token_eight")}')
+        f'{_pair(decode, "token_eight")}'
+        + (f', on the clock of the device {_pair(decode, "step_eight")}'
+           if 'step_eight_ms' in decode else ''))
     for name, words in (('heard', 'node and client'), ('eight', f'{found["clients"]} clients')):
         if spent := found['worker'].get(name):
             console.print(
