@@ -53,17 +53,17 @@ def _mark_steps() -> list[Any]:
     """Let a CUDA plan put an event behind every step; return where they are collected."""
     import torch
 
-    from flashrt_ros.cuda.plan import CudaGraphPlan
+    from flashrt_ros.cuda.mail import Mail
     marks: list[Any] = []
-    expect = CudaGraphPlan._expect
+    expect = Mail.expect
 
-    def marked(self: Any, name: object) -> None:
-        expect(self, name)
+    def marked(self: Any, launch: Any) -> None:
+        expect(self, launch)
         mark = torch.cuda.Event(enable_timing=True)
         mark.record()
         marks.append(mark)
 
-    CudaGraphPlan._expect = marked  # type: ignore[method-assign]
+    Mail.expect = marked  # type: ignore[method-assign]
     return marks
 
 
