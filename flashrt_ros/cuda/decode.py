@@ -213,8 +213,7 @@ class Decode:
         """Return a launch of ``gemv.cu``; see there."""
         rows, depth = weight.shape
         vector = 16 // weight.element_size()
-        together, unroll, blocks = tiling(rows, depth, vector, epilogue, tokens)
-        threads = 256 if tokens == 1 else 512
+        together, unroll, blocks, threads = tiling(rows, depth, vector, epilogue, tokens)
         defines = {'K': depth, 'N': rows // 2 if epilogue == SWIGLU else rows, 'ROWS': together,
                    'UNROLL': unroll, 'BLOCKS': blocks, 'PROLOGUE': prologue,
                    'EPILOGUE': epilogue}
@@ -352,8 +351,7 @@ def block_size(model, shared: int) -> int:
     """
     Return how many tokens a block has where ``shared`` bytes of shared memory are there.
 
-    One or an even number: two teams of a block in ``gemv.cu`` take turns at its tokens, and meet at
-    a barrier for each, so that an odd one would let a team go on before its inputs are there.
+    One or an even number: two teams of a block in ``gemv.cu`` prepare half of its tokens each.
     """
     deepest = max(
         layer.value_heads * layer.value_dim if isinstance(layer, GatedDeltaNet)
@@ -364,24 +362,29 @@ def block_size(model, shared: int) -> int:
 
 
 def tiling(rows: int, depth: int, vector: int, epilogue: int,
-           tokens: int = 1) -> tuple[int, int, int]:
+           tokens: int = 1) -> tuple[int, int, int, int]:
     """
-    Return rows a warp takes at once, vectors a batch, and blocks a multiprocessor.
+    Return rows a warp takes at once, vectors a batch, blocks a multiprocessor, and their threads.
 
     Eight to sixteen 16-byte loads a lane stay in flight; narrow outputs leave multiprocessors to
     the next kernel, which asks for its first weights there. Measured on an H200; the choice is by
     shape alone, never by timing at run time. It decides no bits: a row's sum runs in one order.
     """
-    steps = -(-depth // (vector * 32))
+    steps, threads = -(-depth // (vector * 32)), 256
     if tokens > 1:
-        return (2, min(4, steps), 1) if rows > 2048 or epilogue == SWIGLU else (1, min(8, steps), 1)
-    if epilogue == SWIGLU or rows > 4096:
+        if epilogue == SWIGLU or (rows > 4096 and steps <= 4):
+            together, unroll, blocks = 4, 2, 2
+        elif rows > 2048:
+            together, unroll, blocks, threads = 2, 4, 1, 512
+        else:
+            together, unroll, blocks = 1, 4, 1
+    elif epilogue == SWIGLU or rows > 4096:
         together, unroll, blocks = (4, 2, 2) if steps <= 4 else (2, 4, 2)
     elif rows > 2048:
         together, unroll, blocks = (2, 4, 2)
     else:
         together, unroll, blocks = (2, 8, 1) if steps >= 8 else (1, 8, 2)
-    return together, min(unroll, steps), blocks
+    return together, min(unroll, steps), blocks, threads
 
 
 def spread(blocks: int, slots: int) -> int:

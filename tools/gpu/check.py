@@ -54,9 +54,12 @@ def use_tilings(path: Path) -> None:
     best = json.loads(path.read_text())['best']
     usual = decode.tiling
 
-    def tiling(rows: int, depth: int, vector: int, epilogue: int) -> tuple[int, int, int]:
+    def tiling(rows: int, depth: int, vector: int, epilogue: int,
+               tokens: int = 1) -> tuple[int, int, int, int]:
         found = best.get(f'{rows} {depth // vector} {int(epilogue == decode.SWIGLU)}')
-        return tuple(found) if found else usual(rows, depth, vector, epilogue)
+        if found and tokens == 1:
+            return (*found, 256)
+        return usual(rows, depth, vector, epilogue, tokens)
 
     decode.tiling = tiling
 

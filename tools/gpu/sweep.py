@@ -70,7 +70,7 @@ def main() -> None:
         rows.sort()
         print(name, 'best', rows[:4], 'default', [
             r for r in rows if r[2:5] == decode.tiling(
-                SHAPES[name][0], SHAPES[name][1], 8, SHAPES[name][3])])
+                SHAPES[name][0], SHAPES[name][1], 8, SHAPES[name][3])[:3]])
         shape = SHAPES[name]
         best[f'{shape[0]} {shape[1] // 8} {int(shape[3] == 3)}'] = rows[0][2:5]
     Path(sys.argv[1]).mkdir(parents=True, exist_ok=True)

@@ -30,6 +30,7 @@
 #define STEPS ((CHUNKS + 31) / 32)
 #define BATCHES ((STEPS + UNROLL - 1) / UNROLL)
 #define WARPS (THREADS / 32)
+#define TEAMS (THREADS / 256)  // of 256 threads; each prepares a token
 #if EPILOGUE == SWIGLU
 #define TASKS ((N * 2 + ROWS - 1) / ROWS)
 #else
@@ -91,7 +92,7 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
     start_next();
     if (task < TASKS) fetch(now, weight, policy, task, 0, lane);
     if (task >= TASKS || (BATCHES == 1 && task + stride >= TASKS)) look_ahead();
-    const int member = threadIdx.x % 256, team = threadIdx.x / 256;  // a team of 256 has a token
+    const int member = threadIdx.x % 256, team = threadIdx.x / 256;
 #if PROLOGUE == NORMED
     float4 factor[EACH];
 #pragma unroll
@@ -105,27 +106,37 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
 #if EPILOGUE == LOGITS && TOKENS == 1
     if (count) x += (*count - 1) * K;  // the last of the rows that were folded
 #endif
-#pragma unroll 1
-    for (int t = team; t < TOKENS; t += THREADS / 256) {
-        float4 value[EACH];
+    float4 value[TOKENS / TEAMS][EACH];  // all are asked for before one is waited for
+#pragma unroll
+    for (int mine = 0; mine < TOKENS / TEAMS; ++mine)
 #pragma unroll
         for (int e = 0; e < EACH; ++e) {
-            const int i = e * 256 + member;
-            value[e] = i < K / 4 ? ((const float4*)(x + t * K))[i] : make_float4(0, 0, 0, 0);
+            const int i = e * 256 + member, t = mine * TEAMS + team;
+            value[mine][e] = i < K / 4 ? ((const float4*)(x + t * K))[i]
+                                       : make_float4(0, 0, 0, 0);
         }
 #if PROLOGUE == NORMED
+#pragma unroll
+    for (int mine = 0; mine < TOKENS / TEAMS; ++mine) {
         float sum = 0.0f;
 #pragma unroll
         for (int e = 0; e < EACH; ++e) {
-            sum = fmaf(value[e].x, value[e].x, sum);
-            sum = fmaf(value[e].y, value[e].y, sum);
-            sum = fmaf(value[e].z, value[e].z, sum);
-            sum = fmaf(value[e].w, value[e].w, sum);
+            const float4 v = value[mine][e];
+            sum = fmaf(v.x, v.x, sum);
+            sum = fmaf(v.y, v.y, sum);
+            sum = fmaf(v.z, v.z, sum);
+            sum = fmaf(v.w, v.w, sum);
         }
         sum = warp_sum(sum);
-        if (lane == 0) sums[t][member / 32] = sum;
-        __syncthreads();
-        sum = 0.0f;
+        if (lane == 0) sums[mine * TEAMS + team][member / 32] = sum;
+    }
+    __syncthreads();
+#endif
+#pragma unroll
+    for (int mine = 0; mine < TOKENS / TEAMS; ++mine) {
+        const int t = mine * TEAMS + team;
+#if PROLOGUE == NORMED
+        float sum = 0.0f;
 #pragma unroll
         for (int w = 0; w < 8; ++w) sum += sums[t][w];
         const float scale = rsqrtf(sum / K + eps);
@@ -134,16 +145,17 @@ gemv(const elem* __restrict__ weight, const float* x, const float* norm, float e
         for (int e = 0; e < EACH; ++e) {
             const int i = e * 256 + member;
             if (i >= K / 4) continue;
+            float4 v = value[mine][e];
 #if PROLOGUE == NORMED
-            value[e] = times(times(value[e], factor[e]), scale);
+            v = times(times(v, factor[e]), scale);
 #elif PROLOGUE == GATED
             const float* squares = norm + (t * K + i * 4) / HEAD * PARTS;
             float sum = 0.0f;
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) sum += squares[part];
-            value[e] = times(value[e], rsqrtf(sum / HEAD + eps));
+            v = times(v, rsqrtf(sum / HEAD + eps));
 #endif
-            shared[t * (K / 4) + place(i)] = value[e];
+            shared[t * (K / 4) + place(i)] = v;
         }
     }
     __syncthreads();
