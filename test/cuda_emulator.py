@@ -28,8 +28,12 @@ def without_assembler(text: str) -> str:
     """Cut out functions that hold inline assembler or are its counterparts; device.h has them."""
     names = '|'.join(('pack_bf16', 'leave_first', 'load_once', 'start_next', 'wait_inputs',
                       'shared_at', 'copy_async', 'commit', 'arrive', 'matrices',
-                      'matrices_turned', 'multiply', 'fast_exp2', 'fast_inverse'))
-    pattern = re.compile(rf'^(template <int PENDING> )?DEVICE \w+ ({names})\(', re.MULTILINE)
+                      'matrices_turned', 'multiply', 'fast_exp2', 'fast_inverse',
+                      'begin_products', 'commit_products', 'finish_products', 'show_products',
+                      'multiply_rows', 'multiply_turned', 'settle', 'settle_bits',
+                      'keep_registers', 'take_registers', 'barrier_open', 'barrier_reach',
+                      'barrier_reach_copied', 'barrier_pass'))
+    pattern = re.compile(rf'^(template <int \w+> )?DEVICE \w+ ({names})\(', re.MULTILINE)
     while match := pattern.search(text):
         at, depth = text.index('{', match.start()), 0
         while True:

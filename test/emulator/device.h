@@ -18,6 +18,7 @@
 #include <string.h>
 #include <time.h>
 
+#include <map>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -56,6 +57,8 @@ static dim3 block_id, grid, block;
 static void (*body)(void**);
 static void** arguments;
 static char* dynamic;
+struct Barrier { int count, missing; unsigned passed; std::vector<Copy> copies; };
+static std::map<void*, Barrier> barriers;
 static uint64_t lanes[64][32][8];  // what the lanes of a warp show each other
 
 static uint64_t draw() {
@@ -106,6 +109,7 @@ static void run_block() {
         f.open.clear();
         f.groups.clear();
     }
+    barriers.clear();
     std::vector<int> order(fibers.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = (int)i;
     for (;;) {
@@ -148,7 +152,7 @@ static void launch(void (*f)(void**), void** args, int gx, int gy, int gz, int t
         fibers[i].id = {i, 0, 0};
         fibers[i].stack.resize(64 << 10);
     }
-    dynamic = (char*)aligned_alloc(256, (shared + 511) / 256 * 256);
+    dynamic = (char*)aligned_alloc(1024, (shared + 2047) / 1024 * 1024);
     std::vector<int> blocks(gx * gy * gz);
     for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = (int)i;
     shuffle(blocks);
@@ -273,6 +277,81 @@ static void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigne
         for (int k = 0; k < 16; ++k)
             c[i] += widened(mine[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2], k % 2)
                   * widened(mine[column * 4 + k % 8 / 2][4 + k / 8], k % 2);
+    }
+    emu::stop(emu::FIBER_AT_WARP);
+}
+
+// Products of a warpgroup. They run when they are queued, so waiting for them is not tested here.
+static void begin_products() {}
+static void commit_products() {}
+template <int PENDING> void finish_products() {}
+static void settle(float&) {}
+static void settle_bits(unsigned&) {}
+static void show_products() {}
+template <int REGISTERS> void keep_registers() {}
+template <int REGISTERS> void take_registers() {}
+static unsigned shared_at(const void* at) { return (unsigned)((char*)at - emu::dynamic); }
+
+static void barrier_open(void* at, int count) { emu::barriers[at] = {count, count, 0, {}}; }
+static void barrier_reach(void* at) {
+    auto& barrier = emu::barriers.at(at);
+    if (--barrier.missing) return;
+    for (auto& c : barrier.copies) emu::copy(c);
+    barrier.copies.clear();
+    barrier.missing = barrier.count;
+    ++barrier.passed;
+}
+static void barrier_reach_copied(void* at) {
+    auto& copies = emu::barriers.at(at).copies;
+    copies.insert(copies.end(), emu::self->open.begin(), emu::self->open.end());
+    emu::self->open.clear();
+    barrier_reach(at);
+}
+static void barrier_pass(void* at, int parity) {
+    for (int tries = 0; (int)(emu::barriers.at(at).passed & 1) == parity; ++tries) {
+        if (tries == 1 << 20) { fprintf(stderr, "emulator: a barrier is never reached\n"); abort(); }
+        emu::stop(emu::FIBER_RUNS);
+    }
+}
+
+namespace emu {
+// The value at byte `offset` of eight-row block `block`, row `row` of what a descriptor says.
+static float described(uint64_t matrix, int panel, int block, int row, int offset) {
+    unsigned at = (unsigned)(matrix & 0x3fff) * 16 + panel * (int)(matrix >> 16 & 0x3fff) * 16
+                + block * (int)(matrix >> 32 & 0x3fff) * 16 + row * 128 + offset;
+    at ^= (at >> 7 & 7) << 4;
+    if (matrix >> 62 != 1) abort();
+    return widened(*(const uint16_t*)(dynamic + at), 0);
+}
+}  // namespace emu
+template <int N> void multiply_rows(float (&c)[N], uint64_t a, uint64_t b, bool add) {
+    emu::stop(emu::FIBER_AT_WARP);
+    const int lane = emu::lane(), first = emu::warp() % 4 * 16 + lane / 4;
+    float rows[2][16];
+    for (int k = 0; k < 32; ++k)
+        rows[k / 16][k % 16] = emu::described(a, 0, first / 8 + k / 16, first % 8, k % 16 * 2);
+    for (int i = 0; i < N; ++i) {
+        float sum = add ? c[i] : 0.0f;
+        for (int k = 0; k < 16; ++k)
+            sum += rows[i / 2 % 2][k]
+                 * emu::described(b, 0, i / 4, lane % 4 * 2 + i % 2, k * 2);
+        c[i] = sum;
+    }
+    emu::stop(emu::FIBER_AT_WARP);
+}
+template <int N> void multiply_turned(float (&c)[N], const unsigned (&a)[4], uint64_t b) {
+    auto& mine = emu::lanes[emu::warp()];
+    const int lane = emu::lane();
+    for (int i = 0; i < 4; ++i) mine[lane][i] = a[i];
+    emu::stop(emu::FIBER_AT_WARP);
+    float rows[2][16];
+    for (int k = 0; k < 32; ++k)
+        rows[k / 16][k % 16] =
+            widened(mine[lane / 4 * 4 + k % 8 / 2][k / 16 + k % 16 / 8 * 2], k % 2);
+    for (int i = 0; i < N; ++i) {
+        const int n = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; ++k)
+            c[i] += rows[i / 2 % 2][k] * emu::described(b, n / 64, k / 8, k % 8, n % 64 * 2);
     }
     emu::stop(emu::FIBER_AT_WARP);
 }
