@@ -162,6 +162,9 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
         }
     };
 
+#ifdef TURNS
+    if (block) asm volatile("bar.arrive 1, 256;" ::: "memory");
+#endif
     barrier_pass(q_there, 0);
     multiply_keys(0);
     finish_products<0>();
@@ -169,8 +172,14 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     soften(0);
     pack();
     for (int i = 1; i < tiles; ++i) {
+#ifdef TURNS
+        asm volatile("bar.sync %0, 256;" :: "r"(1 + block / 64) : "memory");
+#endif
         multiply_keys(i);
         multiply_values(i - 1);
+#ifdef TURNS
+        asm volatile("bar.arrive %0, 256;" :: "r"(2 - block / 64) : "memory");
+#endif
         finish_products<1>();
         if (lane == 0) barrier_reach(k_free + i % 2);
         soften(i);
