@@ -39,7 +39,7 @@ def test_the_attention_for_hopper(size, group, split, most, position, count):
     kv, dim, rows = 2, 256, 128
     library = cuda_emulator.build('chunk_attend_hopper.cu', {
         'ELEMENT': 16, 'HK': kv, 'GROUP': group, 'D': dim, 'SPLIT': split, 'MOST': most,
-        'SIZE': size, 'ROTARY': 64})
+        'SIZE': size, 'KEYS': 80, 'ROTARY': 64})
     generator = torch.Generator().manual_seed(position)
     capacity = position + size
     k, v, q = (torch.randn(n, h, dim, generator=generator).bfloat16()
@@ -50,8 +50,8 @@ def test_the_attention_for_hopper(size, group, split, most, position, count):
     marks = torch.full((most, kv, size * group, 2), float('nan'))
     run(library.run_attend_rows, (-(-size * group // rows), kv, most), 384, (
         packed, k, v, torch.tensor(count), torch.tensor(position), partial, marks), 227 << 10)
-    while split * most < position + size:
-        split *= 2
+    number = min(most, -(-(position + size) // split))
+    split = -(-(position + size) // (number * 80)) * 80
     got = torch.zeros(size, kv * group, dim, dtype=torch.float64)
     for t in range(count):
         used = (position + t) // split + 1

@@ -15,7 +15,7 @@ except DeviceFault as fault:
     NVRTC, WHY = None, str(fault)
 pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
 
-ARCHITECTURES = ['sm_87', 'sm_89', 'sm_90', 'sm_110', 'sm_120']  # Orin, Ada, Hopper, Thor, 5090
+ARCHITECTURES = ['sm_87', 'sm_89', 'sm_90a', 'sm_110', 'sm_120']  # Orin, Ada, Hopper, Thor, 5090
 GEMV = {'K': 1024, 'N': 1024, 'ROWS': 2, 'UNROLL': 4, 'BLOCKS': 2, 'HEAD': 128, 'CHANNELS': 512,
         'TAPS': 4}
 HEADS = {'HK': 16, 'HV': 32, 'DK': 128, 'DV': 128, 'DVS': 32}
@@ -37,26 +37,27 @@ VARIANTS = [
     ('chunk.cu', {**HEADS, 'CHANNELS': 8192, 'TAPS': 4}),
     ('chunk_delta.cu', {**HEADS, 'CHANNELS': 8192, 'TAPS': 4, 'SUB': 64, 'RESIDENT': 2}),
     ('chunk_scan.cu', {**HEADS, 'CHANNELS': 8192, 'TAPS': 4, 'SUB': 64, 'STAGES': 2}),
-    ('chunk_attend.cu', {**ATTENTION, 'SIZE': 32}),
+    ('chunk_attend.cu', {**ATTENTION, 'SIZE': 32, 'KEYS': 64}),
     *(('chunk_product.cu', {'K': 4096, 'N': 12288, 'ROWS': 96, 'SIZE': 32, 'PARTS': 1, 'STAGES': 3,
                            'EPILOGUE': epilogue}) for epilogue in range(3)),
     ('chunk.cu', {'HIDDEN': 1024, 'MLP': 3584, 'PARTS': 4}),
     ('copy.cu', {}),
 ]
+HOPPER = [('chunk_attend_hopper.cu', {**ATTENTION, 'SIZE': 512, 'KEYS': 80})]
 
 
 @pytest.mark.parametrize(('arch', 'element'), [
     *((arch, 16) for arch in ARCHITECTURES), ('sm_87', 32), ('sm_120', 32)])
 def test_every_source_compiles(arch, element, tmp_path):
-    if int(arch[3:]) not in NVRTC.architectures:
+    if int(arch[3:].rstrip('a')) not in NVRTC.architectures:
         pytest.skip(f'this NVRTC does not know {arch}')
-    for source, defines in VARIANTS:
+    for source, defines in VARIANTS + HOPPER * (arch == 'sm_90a'):
         code = compiler.compile_source(source, {'ELEMENT': element, **defines}, arch, tmp_path)
         assert code[:4] == b'\x7fELF'
 
 
 def test_all_sources_are_covered():
-    assert {name for name, _ in VARIANTS} == {p.name for p in compiler.SOURCES.glob('*.cu')}
+    assert {name for name, _ in VARIANTS + HOPPER} == {p.name for p in compiler.SOURCES.glob('*.cu')}
 
 
 def test_compiled_code_is_kept(tmp_path):

@@ -49,7 +49,7 @@ def compile_source(name: str, defines: Mapping[str, int | str], arch: str,
     Return the machine code (cubin) of ``sources/<name>``.
 
     :param defines: macros that settle sizes and variants.
-    :param arch: for instance ``sm_90``.
+    :param arch: for instance ``sm_90a``.
     :param cache: folder of kept code; left out, that of the user, and none without a home.
     :raises DeviceFault: if NVRTC is not there or refuses the source; the log is in the message.
     """

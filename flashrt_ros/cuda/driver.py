@@ -66,9 +66,13 @@ def check(status: int, what: str) -> None:
 
 
 def architecture(device: torch.device) -> str:
-    """Return the architecture to compile for, ``sm_90``."""
+    """
+    Return the architecture to compile for, ``sm_89``.
+
+    On Hopper it is the one with products of warpgroups, which no later device has.
+    """
     major, minor = torch.cuda.get_device_capability(device)
-    return f'sm_{major}{minor}'
+    return f'sm_{major}{minor}' + ('a' if (major, minor) == (9, 0) else '')
 
 
 class Launch:

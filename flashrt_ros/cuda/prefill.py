@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from flashrt_ros.arena import Arena, POSITION
+from flashrt_ros.cuda import chunk_attention, delta_rule
+from flashrt_ros.cuda.chunk_attention import ChunkAttention
 from flashrt_ros.cuda.decode import Decode, Weights
-from flashrt_ros.cuda.delta_rule import DeltaRule, Operands
+from flashrt_ros.cuda.delta_rule import DeltaRule
 from flashrt_ros.cuda.driver import Launch, Toolbox
 from flashrt_ros.cuda.short_product import (
     AHEAD,
@@ -30,11 +32,7 @@ from flashrt_ros.cuda.short_product import (
 from flashrt_ros.models.layers.attention import GatedAttention
 from flashrt_ros.models.layers.delta_net import GatedDeltaNet
 from flashrt_ros.models.layers.mlp import GatedMLP
-from flashrt_ros.plan import GRID, TOKENS
-
-#: by bucket: rows of keys a block attends to at least, and how many such splits there are at most.
-#: Few query rows need many splits to occupy a device. Bits depend on the position only.
-SPLITS = {32: (256, 32), 128: (512, 16), GRID: (2048, 8)}
+from flashrt_ros.plan import TOKENS
 
 
 class Room:
@@ -69,7 +67,7 @@ class Room:
 def plan_room(room: Room, model, capacity: int, size: int) -> None:
     """Note what a bucket of ``size`` tokens needs of the work space."""
     dtype, hidden, mlp = model.dtype, model.config.hidden, _mlp_width(model)
-    wide, joined, (_, most) = 0, 0, splits(size, capacity)
+    wide, joined = 0, 0
     for layer in model.layers:
         if isinstance(layer, GatedDeltaNet):
             values = layer.value_heads * layer.value_dim
@@ -80,9 +78,7 @@ def plan_room(room: Room, model, capacity: int, size: int) -> None:
         elif isinstance(layer, GatedAttention):
             wide = max(wide, 2 * (layer.heads + layer.kv_heads) * layer.head_dim)
             joined = max(joined, layer.heads * layer.head_dim)
-            room.plan('q', (size, layer.heads, layer.head_dim), dtype)
-            room.plan('partial', (most, size, layer.heads, layer.head_dim), torch.float32)
-            room.plan('marks', (most, size, layer.heads, 2), torch.float32)
+            ChunkAttention(layer, dtype, size, capacity).plan(room)
     room.plan('x', (size, hidden), torch.float32)
     room.plan('h', (size, hidden), dtype)
     if ours(model, size):
@@ -95,17 +91,6 @@ def plan_room(room: Room, model, capacity: int, size: int) -> None:
 
 def _mlp_width(model) -> int:
     return next(layer.intermediate for layer in model.layers if isinstance(layer, GatedMLP))
-
-
-def splits(size: int, capacity: int) -> tuple[int, int]:
-    """
-    Return the least rows of a split, and how many there are at most.
-
-    A kernel doubles the rows until all of a bucket's tokens are covered, the dead ones too, which
-    may lie behind the capacity: with room for them it does so where any other capacity would.
-    """
-    rows, most = next((SPLITS[bucket] for bucket in SPLITS if size <= bucket), SPLITS[GRID])
-    return rows, min(most, -(-(capacity + size) // rows))
 
 
 class Prefill:
@@ -215,7 +200,7 @@ class Prefill:
         self._norm(weights.one_plus(f'{base}.input_layernorm.weight'), layer.eps, self._h)
         self._product(self._h, inner, mixed)
         rule = self._rule(layer)
-        rule.queue(self._launch, room, Operands(
+        rule.queue(self._launch, room, delta_rule.Operands(
             mixed, self.count, arena[f'layers.{layer.index}.conv'],
             parameters[f'{mixer}.conv1d.weight'],
             weights.made(f'{mixer}.A_log', lambda a: -a.exp()), parameters[f'{mixer}.dt_bias'],
@@ -230,31 +215,16 @@ class Prefill:
         room, size, arena, weights = self.room, self.size, self.arena, self.weights
         base = f'model.layers.{layer.index}'
         mixer = f'{base}.self_attn'
-        inner, dim = weights.matrix(f'{mixer}.in'), layer.head_dim
-        group, (split, most) = layer.heads // layer.kv_heads, splits(size, arena.capacity)
-        sizes = {'HK': layer.kv_heads, 'GROUP': group, 'D': dim, 'SPLIT': split, 'MOST': most,
-                 'SIZE': size, 'ROTARY': weights.cosine.shape[-1]}
-        position = arena[POSITION]
-        k_rows, v_rows = (arena[f'layers.{layer.index}.{name}'] for name in 'kv')
+        inner = weights.matrix(f'{mixer}.in')
         mixed = room.take('mixed', size, inner.shape[0])
-        q = room.take('q', size, layer.heads, dim)
-        partial = room.take('partial', most, size, layer.heads, dim)
-        marks = room.take('marks', most, size, layer.heads, 2)
-        out = room.take('joined', size, layer.heads * dim)
+        out = room.take('joined', size, layer.heads * layer.head_dim)
         self._norm(weights.one_plus(f'{base}.input_layernorm.weight'), layer.eps, self._h)
         self._product(self._h, inner, mixed)
-        self._launch('chunk_attend.cu', 'qk_rows', (-(-(layer.heads + layer.kv_heads) // 8), size),
-                     256, (mixed, self.count, position, weights.qk_norm(layer), float(layer.eps),
-                           weights.cosine, weights.sine, q, k_rows, v_rows), **sizes)
-        wide = self.model.dtype is torch.float32
-        tile, block = (16, 256) if wide else (64, 128)
-        shared = (4 * (16 * dim + 32 * (2 * dim + 1) + 16 * 33) if wide
-                  else 2 * 3 * 64 * (dim + 8))
-        self._launch('chunk_attend.cu', 'attend_rows',
-                     (-(-size * group // tile), layer.kv_heads, most), block,
-                     (q, k_rows, v_rows, self.count, position, partial, marks), shared, **sizes)
-        self._launch('chunk_attend.cu', 'join_rows', (layer.heads, size), max(32, dim // 2), (
-            partial, marks, mixed, self.count, position, out), **sizes)
+        ChunkAttention(layer, self.model.dtype, size, arena.capacity).queue(
+            self._launch, room, chunk_attention.Operands(
+                mixed, self.count, arena[POSITION], weights.qk_norm(layer), weights.cosine,
+                weights.sine, arena[f'layers.{layer.index}.k'], arena[f'layers.{layer.index}.v'],
+                out), self.tools.arch)
         self._residual(out, weights.matrix(f'{mixer}.o_proj.weight'))
 
     def _mlp(self, layer: GatedMLP) -> None:

@@ -1,4 +1,4 @@
-// What all devices run of it, in chunk_attend.cuh's words.
+// The attention of chunk_attend.cuh for all devices.
 
 #include "tensor.cuh"
 #include "chunk_attend.cuh"
@@ -89,7 +89,7 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     wait_inputs();
     const int kv = blockIdx.y, first = blockIdx.x * TILE, live = (int)*count;
     if (first >= live * GROUP) return;
-    const i64 at = *position, split = (i64)SPLIT << doublings_at(at);
+    const i64 at = *position, split = split_at(at);
     const i64 begin = blockIdx.z * split;
     const i64 end = min(at + min(live, (first + TILE - 1) / GROUP + 1), begin + split);
     if (begin >= end) return;
@@ -198,9 +198,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
 }
 
 #else
-// fp32: 16 query rows against 32 keys at a time, no tensor cores: exact rather than fast.
+// fp32: 16 query rows against KEYS keys, 32, at a time, no tensor cores: exact rather than fast.
 #define TILE 16
-#define KEYS 32
 
 extern "C" __global__ void __launch_bounds__(256)
 attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* count,
@@ -214,7 +213,7 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     wait_inputs();
     const int kv = blockIdx.y, first = blockIdx.x * TILE, live = (int)*count;
     if (first >= live * GROUP) return;
-    const i64 at = *position, split = (i64)SPLIT << doublings_at(at);
+    const i64 at = *position, split = split_at(at);
     const i64 begin = blockIdx.z * split;
     const i64 end = min(at + min(live, (first + TILE - 1) / GROUP + 1), begin + split);
     if (begin >= end) return;
@@ -272,18 +271,18 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
 }
 #endif
 
-// Join the splits of every row and apply the output gate: out [SIZE][HK GROUP][D]. A lane knows the
-// share of one split; two values of a head are a thread's.
+// Join the splits of every row and apply the output gate: out [SIZE][HK GROUP][D]. Two values of a head are a thread's.
 #define THREADS (D / 2 < 32 ? 32 : D / 2)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 join_rows(const float* partial, const float* marks, const elem* mixed, const i64* count,
           const i64* position, elem* out) {
+    constexpr int EACH = (MOST + 31) / 32;  // splits of a lane
     __shared__ float shares[MOST];
     start_next();
     const int head = blockIdx.x, t = blockIdx.y, d = threadIdx.x * 2, lane = threadIdx.x % 32;
     const i64 at = *position;  // nothing in this fold has moved it yet
-    const int splits = (int)((at + t) / SPLIT >> doublings_at(at)) + 1;
+    const int splits = (int)(at + t) / split_at(at) + 1;
     const bool live = t < *count;
     wait_inputs();
     elem* to = out + ((i64)t * HK * GROUP + head) * D + d;
@@ -293,16 +292,29 @@ join_rows(const float* partial, const float* marks, const elem* mixed, const i64
     }
     const i64 pitch = (i64)HK * PACKED;
     const i64 place = (i64)(head / GROUP) * PACKED + t * GROUP + head % GROUP;
-    const bool mine = lane < splits;  // marks: the highest score of a split, and its sum
-    const float2 mark = mine ? ((const float2*)marks)[place + lane * pitch]
-                             : make_float2(-INFINITE, 0.0f);
-    const float share = exp2f(mark.x - warp_max(mark.x));
-    const float sum = warp_sum(mine ? mark.y * share : 0.0f);
-    if (threadIdx.x < 32 && mine) shares[lane] = share;
+    // marks: the highest score of a split, and its sum
+    float tops[EACH], sums[EACH], top = -INFINITE, sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const int s = lane + 32 * i;
+        const float2 mark = s < splits ? ((const float2*)marks)[place + s * pitch]
+                                       : make_float2(-INFINITE, 0.0f);
+        tops[i] = mark.x;
+        sums[i] = mark.y;
+        top = fmaxf(top, mark.x);
+    }
+    top = warp_max(top);
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const float share = exp2f(tops[i] - top);
+        sum += sums[i] * share;
+        if (threadIdx.x < 32 && lane + 32 * i < splits) shares[lane + 32 * i] = share;
+    }
+    sum = warp_sum(sum);
     __syncthreads();
     if (d >= D) return;
     float2 y = make_float2(0.0f, 0.0f);
-#pragma unroll 8
+#pragma unroll 16
     for (int s = 0; s < splits; ++s) {
         const float2 x = *(const float2*)(partial + (s * pitch + place) * D + d);
         y.x = fmaf(x.x, shares[s], y.x);

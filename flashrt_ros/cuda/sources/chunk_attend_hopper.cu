@@ -8,25 +8,22 @@
 #include "wgmma.cuh"
 #include "chunk_attend.cuh"
 
-#define ROWS 128  // query rows of a block
-#ifndef TILE
-#define TILE 80   // keys of a tile
-#endif
-#define PANEL (TILE * 128)  // bytes
+#define ROWS 128            // query rows of a block
+#define PANEL (KEYS * 128)  // bytes of 64 values of the keys of a tile
 
 // A tile by four warps; zeros behind the live rows. A warp copies rows 8 apart... of every four.
 DEVICE void load_tile(elem* to, const elem* rows, i64 first, i64 end) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const elem* from = rows + (first + warp) * (HK * D) + lane * 8;
-    to += swizzled<TILE>(warp, lane);  // four rows on, and the vector stands at c ^ 4
-    const int turn = (swizzled<TILE>(warp + 4, lane) - swizzled<TILE>(warp, lane));
-    const int live = (int)min((i64)TILE, end - first) - warp;
-    if (live >= TILE - warp) {
+    to += swizzled<KEYS>(warp, lane);  // four rows on, and the vector stands at c ^ 4
+    const int turn = (swizzled<KEYS>(warp + 4, lane) - swizzled<KEYS>(warp, lane));
+    const int live = (int)min((i64)KEYS, end - first) - warp;
+    if (live >= KEYS - warp) {
 #pragma unroll
-        for (int r = 0; r < TILE; r += 4)
+        for (int r = 0; r < KEYS; r += 4)
             copy_async(to + r / 8 * 512 + r % 8 / 4 * turn, from + r * (HK * D), true);
     } else {
-        for (int r = 0; r < TILE; r += 4)
+        for (int r = 0; r < KEYS; r += 4)
             copy_async(to + r / 8 * 512 + r % 8 / 4 * turn, r < live ? from + r * (HK * D) : rows,
                        r < live);
     }
@@ -38,8 +35,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     extern __shared__ float4 shared[];
     elem* qs = (elem*)((char*)shared + (-shared_at(shared) & 1023));
     elem* ks = qs + ROWS * D;       // two tiles
-    elem* vs = ks + 2 * TILE * D;
-    u64* q_there = (u64*)(vs + 2 * TILE * D);
+    elem* vs = ks + 2 * KEYS * D;
+    u64* q_there = (u64*)(vs + 2 * KEYS * D);
     u64 *k_there = q_there + 1, *v_there = k_there + 2, *k_free = v_there + 2, *v_free = k_free + 2;
     start_next();
     if (threadIdx.x == 0) {
@@ -51,24 +48,24 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     wait_inputs();
     const int kv = blockIdx.y, first = blockIdx.x * ROWS, live = (int)*count;
     if (first >= live * GROUP) return;
-    const i64 at = *position, split = (i64)SPLIT << doublings_at(at);
+    const i64 at = *position, split = split_at(at);
     const i64 begin = blockIdx.z * split;
     const i64 end = min(at + min(live, (first + ROWS - 1) / GROUP + 1), begin + split);
     if (begin >= end) return;
-    const int tiles = (int)((end - begin + TILE - 1) / TILE);
+    const int tiles = (int)((end - begin + KEYS - 1) / KEYS);
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (warp >= 8) {
         keep_registers<40>();
         for (int i = 0; i <= tiles; ++i) {
             if (i < tiles) {
                 if (i >= 2) barrier_pass(k_free + i % 2, i / 2 - 1 & 1);
-                load_tile(ks + i % 2 * (TILE * D), k_rows + kv * D, begin + i * TILE, end);
+                load_tile(ks + i % 2 * (KEYS * D), k_rows + kv * D, begin + i * KEYS, end);
                 barrier_reach_copied(k_there + i % 2);
             }
             if (i >= 1) {
                 const int j = i - 1;
                 if (j >= 2) barrier_pass(v_free + j % 2, j / 2 - 1 & 1);
-                load_tile(vs + j % 2 * (TILE * D), v_rows + kv * D, begin + j * TILE, end);
+                load_tile(vs + j % 2 * (KEYS * D), v_rows + kv * D, begin + j * KEYS, end);
                 barrier_reach_copied(v_there + j % 2);
             }
         }
@@ -85,8 +82,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
                    q + ((i64)kv * PACKED + (there ? first + block + r : 0)) * D + lane * 8, there);
     }
     barrier_reach_copied(q_there);
-    float o[D / 2], s[TILE / 2], top[2] = {-INFINITE, -INFINITE}, sum[2] = {0.0f, 0.0f}, shrink[2];
-    u32 p[TILE / 16][4];
+    float o[D / 2], s[KEYS / 2], top[2] = {-INFINITE, -INFINITE}, sum[2] = {0.0f, 0.0f}, shrink[2];
+    u32 p[KEYS / 16][4];
 #pragma unroll
     for (int n = 0; n < D / 2; ++n) o[n] = 0.0f;
     const int row = first + block + warp % 4 * 16 + lane / 4;  // and row + 8
@@ -98,7 +95,7 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
         barrier_pass(k_there + i % 2, i / 2 & 1);
         show_products();
         begin_products();
-        const u64 tile = keys + i % 2 * (TILE * D / 8);
+        const u64 tile = keys + i % 2 * (KEYS * D / 8);
 #pragma unroll
         for (int d = 0; d < D / 16; ++d)
             multiply_rows(s, queries + d / 4 * (64 * 8) + d % 4 * 2,
@@ -109,30 +106,30 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
         barrier_pass(v_there + i % 2, i / 2 & 1);
         show_products();
         begin_products();
-        const u64 tile = values + i % 2 * (TILE * D / 8);
+        const u64 tile = values + i % 2 * (KEYS * D / 8);
 #pragma unroll
-        for (int k = 0; k < TILE / 16; ++k) multiply_turned(o, p[k], tile + k * 128);
+        for (int k = 0; k < KEYS / 16; ++k) multiply_turned(o, p[k], tile + k * 128);
         commit_products();
     };
     // Online, in base 2: s becomes what values are weighted with.
     auto soften = [&](int i) {
-        const i64 base = begin + i * TILE;
+        const i64 base = begin + i * KEYS;
         // Most tiles lie before all queries of the block.
-        const bool whole = base + TILE <= end && base + TILE <= at + first / GROUP + 1;
+        const bool whole = base + KEYS <= end && base + KEYS <= at + first / GROUP + 1;
 #pragma unroll
-        for (int n = 0; n < TILE / 2; ++n) settle(s[n]);
+        for (int n = 0; n < KEYS / 2; ++n) settle(s[n]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             if (!whole) {
                 const int reach = (int)(min(at + (row + 8 * half) / GROUP + 1, end) - base);
 #pragma unroll
-                for (int n = 0; n < TILE / 4; ++n)
+                for (int n = 0; n < KEYS / 4; ++n)
                     if (n / 2 * 8 + lane % 4 * 2 + n % 2 >= reach)
                         s[n / 2 * 4 + 2 * half + n % 2] = -INFINITE;
             }
             float peak = -INFINITE;
 #pragma unroll
-            for (int n = 0; n < TILE / 4; ++n)
+            for (int n = 0; n < KEYS / 4; ++n)
                 peak = fmaxf(peak, s[n / 2 * 4 + 2 * half + n % 2]);
             peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
             peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
@@ -140,7 +137,7 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
             const float shift = peak == -INFINITE ? 0.0f : peak;
             float line = 0.0f;
 #pragma unroll
-            for (int n = 0; n < TILE / 4; ++n) {
+            for (int n = 0; n < KEYS / 4; ++n) {
                 float& x = s[n / 2 * 4 + 2 * half + n % 2];
                 x = fast_exp2(fmaf(x, scale, -shift));
                 line += x;
@@ -156,7 +153,7 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     };
     auto pack = [&] {
 #pragma unroll
-        for (int n = 0; n < TILE / 4; ++n) {
+        for (int n = 0; n < KEYS / 4; ++n) {
             p[n / 4][n % 4] = pack_bf16(s[2 * n], s[2 * n + 1]);
             settle_bits(p[n / 4][n % 4]);
         }
