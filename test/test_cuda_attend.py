@@ -58,6 +58,7 @@ def test_the_attention_for_hopper(size, group, split, most, position, count):
         top, total = marks[:used, :, t * group:(t + 1) * group].double().unbind(-1)
         share = torch.exp2(top - top.amax(0))
         part = partial[:used, :, t * group:(t + 1) * group].double()
-        got[t] = ((part * share[..., None]).sum(0) / (total * share).sum(0)[..., None]).flatten(0, 1)
+        got[t] = ((part * share[..., None]).sum(0)
+                  / (total * share).sum(0)[..., None]).flatten(0, 1)
     expected = attention(q, k, v, position, count, group)
     assert (got[:count] - expected).norm() <= 4e-3 * expected.norm()
