@@ -62,3 +62,26 @@ def test_the_attention_for_hopper(size, group, split, most, position, count):
                   / (total * share).sum(0)[..., None]).flatten(0, 1)
     expected = attention(q, k, v, position, count, group)
     assert (got[:count] - expected).norm() <= 4e-3 * expected.norm()
+
+
+def test_a_plan_for_hopper_differs_by_rounding_alone(monkeypatch):
+    """Three query heads over one of 256, against the kernel of other devices."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    import cuda_emulator
+    from test_cuda_kernels import differences, plans
+
+    from flashrt_ros.models.qwen3_5 import Qwen35
+    monkeypatch.setitem(Qwen35.presets, 'wide', {
+        **Qwen35.presets['tiny'], 'num_hidden_layers': 2, 'num_key_value_heads': 1,
+        'num_attention_heads': 3, 'head_dim': 256})
+    both = []
+    for arch in ('sm_89', 'sm_90a'):
+        monkeypatch.setattr(cuda_emulator.Toolbox, 'arch', arch)
+        both.append(plans(monkeypatch, 'bfloat16', 'random:wide')[0])
+        [attend] = [op for op in both[-1]._prefills[32].ops
+                    if hasattr(op, 'kernel') and op.kernel.name == 'attend_rows']
+        assert attend.block == (384 if arch == 'sm_90a' else 128)
+        for count in (20, 100):
+            both[-1].append([(7 * i) % 512 for i in range(count)])
+    found = differences(*both)
+    assert 0 < max(found.values()) < 2e-2, found

@@ -59,12 +59,18 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
         for (int i = 0; i <= tiles; ++i) {
             if (i < tiles) {
                 if (i >= 2) barrier_pass(k_free + i % 2, i / 2 - 1 & 1);
+#ifdef NOLOAD
+                if (i < 2)
+#endif
                 load_tile(ks + i % 2 * (KEYS * D), k_rows + kv * D, begin + i * KEYS, end);
                 barrier_reach_copied(k_there + i % 2);
             }
             if (i >= 1) {
                 const int j = i - 1;
                 if (j >= 2) barrier_pass(v_free + j % 2, j / 2 - 1 & 1);
+#ifdef NOLOAD
+                if (j < 2)
+#endif
                 load_tile(vs + j % 2 * (KEYS * D), v_rows + kv * D, begin + j * KEYS, end);
                 barrier_reach_copied(v_there + j % 2);
             }
@@ -114,38 +120,40 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     // Online, in base 2: s becomes what values are weighted with.
     auto soften = [&](int i) {
         const i64 base = begin + i * KEYS;
-        // Most tiles lie before all queries of the block.
-        const bool whole = base + KEYS <= end && base + KEYS <= at + first / GROUP + 1;
 #pragma unroll
         for (int n = 0; n < KEYS / 2; ++n) settle(s[n]);
+#ifdef NOSOFT
+        shrink[0] = shrink[1] = 1.0f;
+        return;
+#endif
+        // Most tiles lie before all queries of the block.
+        if (base + KEYS > end || base + KEYS > at + first / GROUP + 1) {
+            const int reach[2] = {(int)(min(at + row / GROUP + 1, end) - base),
+                                  (int)(min(at + (row + 8) / GROUP + 1, end) - base)};
+#pragma unroll
+            for (int n = 0; n < KEYS / 2; ++n)
+                if (n / 4 * 8 + lane % 4 * 2 + n % 2 >= reach[n / 2 % 2]) s[n] = -INFINITE;
+        }
+        float peak[2] = {-INFINITE, -INFINITE}, shift[2], line[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int n = 0; n < KEYS / 2; ++n) peak[n / 2 % 2] = fmaxf(peak[n / 2 % 2], s[n]);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            if (!whole) {
-                const int reach = (int)(min(at + (row + 8 * half) / GROUP + 1, end) - base);
-#pragma unroll
-                for (int n = 0; n < KEYS / 4; ++n)
-                    if (n / 2 * 8 + lane % 4 * 2 + n % 2 >= reach)
-                        s[n / 2 * 4 + 2 * half + n % 2] = -INFINITE;
-            }
-            float peak = -INFINITE;
-#pragma unroll
-            for (int n = 0; n < KEYS / 4; ++n)
-                peak = fmaxf(peak, s[n / 2 * 4 + 2 * half + n % 2]);
-            peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 1));
-            peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, 2));
-            peak = fmaxf(peak * scale, top[half]);
-            const float shift = peak == -INFINITE ? 0.0f : peak;
-            float line = 0.0f;
-#pragma unroll
-            for (int n = 0; n < KEYS / 4; ++n) {
-                float& x = s[n / 2 * 4 + 2 * half + n % 2];
-                x = fast_exp2(fmaf(x, scale, -shift));
-                line += x;
-            }
-            shrink[half] = fast_exp2(top[half] - shift);
-            top[half] = peak;
-            sum[half] = sum[half] * shrink[half] + line;
+            peak[half] = fmaxf(peak[half], __shfl_xor_sync(0xffffffffu, peak[half], 1));
+            peak[half] = fmaxf(peak[half], __shfl_xor_sync(0xffffffffu, peak[half], 2));
+            peak[half] = fmaxf(peak[half] * scale, top[half]);
+            shift[half] = peak[half] == -INFINITE ? 0.0f : peak[half];
+            shrink[half] = fast_exp2(top[half] - shift[half]);
+            top[half] = peak[half];
         }
+#pragma unroll
+        for (int n = 0; n < KEYS / 2; ++n) {
+            s[n] = fast_exp2(fmaf(s[n], scale, -shift[n / 2 % 2]));
+            line[n / 2 % 2] += s[n];
+            settle(s[n]);  // now, while values are multiplied
+        }
+        sum[0] = sum[0] * shrink[0] + line[0];
+        sum[1] = sum[1] * shrink[1] + line[1];
     };
     auto settle_values = [&] {
 #pragma unroll
@@ -167,8 +175,15 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     finish_products<0>();
     if (lane == 0) barrier_reach(k_free);
     soften(0);
-    pack();
-    for (int i = 1; i < tiles; ++i) {
+    for (int i = 1;; ++i) {
+        finish_products<0>();  // a new round keeps ptxas from waiting before it softens
+        settle_values();
+        if (i > 1 && lane == 0) barrier_reach(v_free + i % 2);
+        if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f))  // seldom, later on
+#pragma unroll
+            for (int n = 0; n < D / 2; ++n) o[n] *= shrink[n / 2 % 2];
+        pack();
+        if (i == tiles) break;
 #ifdef TURNS
         asm volatile("bar.sync %0, 256;" :: "r"(1 + block / 64) : "memory");
 #endif
@@ -180,13 +195,6 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
         finish_products<1>();
         if (lane == 0) barrier_reach(k_free + i % 2);
         soften(i);
-        finish_products<0>();
-        settle_values();
-        if (lane == 0) barrier_reach(v_free + (i - 1) % 2);
-        if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f))  // seldom, later on
-#pragma unroll
-            for (int n = 0; n < D / 2; ++n) o[n] *= shrink[n / 2 % 2];
-        pack();
     }
     multiply_values(tiles - 1);
     finish_products<0>();
