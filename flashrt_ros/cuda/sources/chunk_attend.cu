@@ -119,7 +119,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
 #pragma unroll
             for (int n = 0; n < TILE / 16; ++n) {
                 u32 b[4];
-                matrices(b, ks + (n * 16 + lane % 8 + lane / 16 * 8) * PITCH + d + lane / 8 % 2 * 8);
+                matrices(b, ks + (n * 16 + lane % 8 + lane / 16 * 8) * PITCH + d
+                            + lane / 8 % 2 * 8);
                 multiply(s[2 * n], a, b[0], b[1]);
                 multiply(s[2 * n + 1], a, b[2], b[3]);
             }
@@ -271,7 +272,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
 }
 #endif
 
-// Join the splits of every row and apply the output gate: out [SIZE][HK GROUP][D]. Two values of a head are a thread's.
+// Join the splits of every row and apply the output gate: out [SIZE][HK GROUP][D]. Two values of a
+// head are a thread's.
 #define THREADS (D / 2 < 32 ? 32 : D / 2)
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -1,8 +1,8 @@
-// The attention of chunk_attend.cu for compute capability 9.0 (sm_90a) and bfloat16 heads of 256.
+// The attention of chunk_attend.cuh for compute capability 9.0 (sm_90a) and bfloat16 heads of 256.
 //
-// Two warpgroups hold 64 query rows each; a warp beside them copies keys and values, two tiles ahead.
-// The scores of a tile are multiplied while the values of the last one still are, and the softmax
-// runs beside the latter.
+// Two warpgroups hold 64 query rows each; a third one copies keys and values, two tiles ahead. The
+// scores of a tile are multiplied right before the values of the last one, and its softmax runs
+// beside the latter; what one warpgroup does not multiply, the other may.
 
 #include "tensor.cuh"
 #include "wgmma.cuh"
@@ -11,22 +11,21 @@
 #define ROWS 128            // query rows of a block
 #define PANEL (KEYS * 128)  // bytes of 64 values of the keys of a tile
 
-// A tile by four warps; zeros behind the live rows. A warp copies rows 8 apart... of every four.
+// A tile, by four warps, a row each at a time; zeros behind the live rows.
 DEVICE void load_tile(elem* to, const elem* rows, i64 first, i64 end) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     const elem* from = rows + (first + warp) * (HK * D) + lane * 8;
-    to += swizzled<KEYS>(warp, lane);  // four rows on, and the vector stands at c ^ 4
-    const int turn = (swizzled<KEYS>(warp + 4, lane) - swizzled<KEYS>(warp, lane));
-    const int live = (int)min((i64)KEYS, end - first) - warp;
-    if (live >= KEYS - warp) {
+    const int turn = swizzled<KEYS>(warp + 4, lane) - swizzled<KEYS>(warp, lane);
+    const int live = (int)min((i64)KEYS, end - first);
+    to += swizzled<KEYS>(warp, lane);
+    if (live == KEYS)
 #pragma unroll
         for (int r = 0; r < KEYS; r += 4)
             copy_async(to + r / 8 * 512 + r % 8 / 4 * turn, from + r * (HK * D), true);
-    } else {
+    else
         for (int r = 0; r < KEYS; r += 4)
-            copy_async(to + r / 8 * 512 + r % 8 / 4 * turn, r < live ? from + r * (HK * D) : rows,
-                       r < live);
-    }
+            copy_async(to + r / 8 * 512 + r % 8 / 4 * turn,
+                       warp + r < live ? from + r * (HK * D) : rows, warp + r < live);
 }
 
 extern "C" __global__ void __launch_bounds__(384)

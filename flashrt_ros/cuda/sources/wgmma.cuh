@@ -1,5 +1,5 @@
-// Products of a warpgroup (Hopper): 64 rows a time, operands in shared memory or registers, results
-// in registers, run by themselves until they are waited for. And barriers that copies reach too.
+// Products of a warpgroup (Hopper): 64 rows at a time, operands in shared memory or registers,
+// results in registers, run by themselves until they are waited for. And barriers copies reach.
 //
 // A matrix in shared memory is a row of panels of 64 values (128 bytes) by as many rows as it has.
 // Within a panel the 16-byte vector c of row r stands at c ^ r % 8, so that eight rows below each
@@ -10,8 +10,8 @@ template <int ROWS> DEVICE int swizzled(int r, int c) {
     return c / 8 * (ROWS * 64) + r * 64 + (c % 8 ^ r % 8) * 8;
 }
 
-// A place in shared memory as the products take it; `panels`: bytes from one panel to the next, for
-// a matrix that is read turned. Eight rows of a panel take 1024 bytes.
+// A place in shared memory as the products take it; `panels`: bytes from one panel to the next,
+// for a matrix that is read turned. Eight rows of a panel take 1024 bytes.
 DEVICE u64 described(u32 at, u32 panels) {
     return (u64)1 << 62 | (u64)(1024 >> 4) << 32 | (u64)(panels >> 4) << 16 | (at & 0x3ffff) >> 4;
 }
@@ -27,7 +27,7 @@ template <int PENDING> DEVICE void finish_products() {
 DEVICE void settle(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
 DEVICE void settle_bits(u32& x) { asm volatile("" : "+r"(x) :: "memory"); }
 
-// Registers of a thread from here on, for all threads of a warpgroup; what one leaves another takes.
+// Registers of a thread from here on, in a whole warpgroup; what one leaves another takes.
 template <int REGISTERS> DEVICE void keep_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(REGISTERS));
 }
@@ -39,7 +39,8 @@ template <int REGISTERS> DEVICE void take_registers() {
 DEVICE void show_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 DEVICE void barrier_open(u64* at, int count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(shared_at(at)), "r"(count) : "memory");
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;"
+                 :: "r"(shared_at(at)), "r"(count) : "memory");
 }
 
 DEVICE void barrier_reach(u64* at) {
