@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from flashrt_ros.cuda.chunk_attention import splits
 from flashrt_ros.cuda.driver import _packed
 
 pytestmark = pytest.mark.skipif(not shutil.which('g++'), reason='the emulated device needs g++')
@@ -85,3 +86,11 @@ def test_a_plan_for_hopper_differs_by_rounding_alone(monkeypatch):
             both[-1].append([(7 * i) % 512 for i in range(count)])
     found = differences(*both)
     assert 0 < max(found.values()) < 2e-2, found
+
+
+@pytest.mark.parametrize(('size', 'kv', 'group', 'most'), [
+    (32, 4, 4, 32), (128, 4, 4, 8), (512, 4, 4, 2), (32, 2, 4, 64), (512, 2, 4, 4),
+    (512, 4, 6, 4), (32, 1, 1, 64)])
+def test_splits_fill_whole_waves(size, kv, group, most):
+    assert splits(size, kv, group, 1 << 17) == most
+    assert splits(size, kv, group, 300) == min(most, -(-(300 + size) // 256))
