@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -39,14 +40,14 @@ class Operands:
 
 def splits(size: int, kv_heads: int, group: int, capacity: int) -> int:
     """
-    Return how many splits there are at most: so few that nearly all of the last wave is used.
+    Return how many splits there are at most: what fills a wave, or the first waves that it fills.
 
     Where a smaller capacity has fewer, no position needs more.
     """
     blocks = kv_heads * -(-size * group // ROWS)
-    most = next((n for n in range(1, MOST)
-                 if 10 * n * blocks >= 9 * WAVE * -(-n * blocks // WAVE)), MOST)
-    return min(most, -(-(capacity + size) // LEAST))
+    most = next(n for waves in count(1)
+                if 10 * (n := waves * WAVE // blocks) * blocks >= 9 * waves * WAVE)
+    return min(most, MOST, -(-(capacity + size) // LEAST))
 
 
 class ChunkAttention:
