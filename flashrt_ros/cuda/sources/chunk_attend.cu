@@ -272,57 +272,80 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
 }
 #endif
 
-// Join the splits of every row and apply the output gate: out [SIZE][HK GROUP][D]. Two values of a
-// head are a thread's.
-#define THREADS (D / 2 < 32 ? 32 : D / 2)
+// Join the splits of every row and apply the output gate: out [SIZE][HK GROUP][D]. Four values of
+// a head are a thread's; JOINERS threads share the splits among them.
+#define JOINERS (MOST < 4 ? MOST : 4)
+#define THREADS (D / 4 * JOINERS < 32 ? 32 : D / 4 * JOINERS)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 join_rows(const float* partial, const float* marks, const elem* mixed, const i64* count,
           const i64* position, elem* out) {
-    constexpr int EACH = (MOST + 31) / 32;  // splits of a lane
+    constexpr int EACH = (MOST + JOINERS - 1) / JOINERS;  // splits of a thread
     __shared__ float shares[MOST];
+    __shared__ float4 parts[JOINERS][D / 4];
     start_next();
-    const int head = blockIdx.x, t = blockIdx.y, d = threadIdx.x * 2, lane = threadIdx.x % 32;
+    const int head = blockIdx.x, t = blockIdx.y, lane = threadIdx.x % 32;
+    const int joiner = threadIdx.x / (D / 4), d = threadIdx.x % (D / 4) * 4;
     const i64 at = *position;  // nothing in this fold has moved it yet
     const int splits = (int)(at + t) / split_at(at) + 1;
     const bool live = t < *count;
     wait_inputs();
     elem* to = out + ((i64)t * HK * GROUP + head) * D + d;
     if (!live) {  // never computed: keep the product behind it finite
-        if (d < D) to[0] = to[1] = from_float(0.0f);
+        if (joiner == 0) to[0] = to[1] = to[2] = to[3] = from_float(0.0f);
         return;
     }
     const i64 pitch = (i64)HK * PACKED;
     const i64 place = (i64)(head / GROUP) * PACKED + t * GROUP + head % GROUP;
-    // marks: the highest score of a split, and its sum
-    float tops[EACH], sums[EACH], top = -INFINITE, sum = 0.0f;
+    float4 x[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
-        const int s = lane + 32 * i;
-        const float2 mark = s < splits ? ((const float2*)marks)[place + s * pitch]
-                                       : make_float2(-INFINITE, 0.0f);
-        tops[i] = mark.x;
-        sums[i] = mark.y;
-        top = fmaxf(top, mark.x);
+        const int s = joiner + i * JOINERS;
+        x[i] = joiner < JOINERS && s < splits
+                   ? *(const float4*)(partial + (s * pitch + place) * D + d)
+                   : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
-    top = warp_max(top);
+    if (threadIdx.x < 32) {
+        float2 mark[(MOST + 31) / 32];  // the highest score of a split, and its sum
+        float top = -INFINITE, sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-        const float share = exp2f(tops[i] - top);
-        sum += sums[i] * share;
-        if (threadIdx.x < 32 && lane + 32 * i < splits) shares[lane + 32 * i] = share;
+        for (int i = 0; i < MOST; i += 32) {
+            mark[i / 32] = lane + i < splits ? ((const float2*)marks)[place + (lane + i) * pitch]
+                                             : make_float2(-INFINITE, 0.0f);
+            top = fmaxf(top, mark[i / 32].x);
+        }
+        top = warp_max(top);
+#pragma unroll
+        for (int i = 0; i < MOST; i += 32) sum += mark[i / 32].y * exp2f(mark[i / 32].x - top);
+        sum = warp_sum(sum);
+#pragma unroll
+        for (int i = 0; i < MOST; i += 32)
+            if (lane + i < MOST) shares[lane + i] = exp2f(mark[i / 32].x - top) / sum;
     }
-    sum = warp_sum(sum);
     __syncthreads();
-    if (d >= D) return;
-    float2 y = make_float2(0.0f, 0.0f);
-#pragma unroll 16
-    for (int s = 0; s < splits; ++s) {
-        const float2 x = *(const float2*)(partial + (s * pitch + place) * D + d);
-        y.x = fmaf(x.x, shares[s], y.x);
-        y.y = fmaf(x.y, shares[s], y.y);
+    float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+        const int s = joiner + i * JOINERS;
+        const float share = s < splits ? shares[s] : 0.0f;
+        y.x = fmaf(x[i].x, share, y.x);
+        y.y = fmaf(x[i].y, share, y.y);
+        y.z = fmaf(x[i].z, share, y.z);
+        y.w = fmaf(x[i].w, share, y.w);
+    }
+    if (joiner > 0 && joiner < JOINERS) parts[joiner][d / 4] = y;
+    __syncthreads();
+    if (joiner) return;
+    for (int i = 1; i < JOINERS; ++i) {
+        const float4 part = parts[i][d / 4];
+        y.x += part.x;
+        y.y += part.y;
+        y.z += part.z;
+        y.w += part.w;
     }
     const elem* gate = mixed + (i64)t * WIDTH + 2 * head * D + D + d;
-    to[0] = from_float(y.x / sum * sigmoid(to_float(gate[0])));
-    to[1] = from_float(y.y / sum * sigmoid(to_float(gate[1])));
+    to[0] = from_float(y.x * sigmoid(to_float(gate[0])));
+    to[1] = from_float(y.y * sigmoid(to_float(gate[1])));
+    to[2] = from_float(y.z * sigmoid(to_float(gate[2])));
+    to[3] = from_float(y.w * sigmoid(to_float(gate[3])));
 }

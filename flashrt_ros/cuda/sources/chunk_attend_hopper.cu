@@ -44,32 +44,32 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
         for (int i = 0; i < 4; ++i) barrier_open(k_free + i, 8);
     }
     __syncthreads();
-    wait_inputs();
     const int kv = blockIdx.y, first = blockIdx.x * ROWS, live = (int)*count;
-    if (first >= live * GROUP) return;
-    const i64 at = *position, split = split_at(at);
+    const i64 at = *position, split = split_at(at);  // nothing in this fold has moved it yet
     const i64 begin = blockIdx.z * split;
     const i64 end = min(at + min(live, (first + ROWS - 1) / GROUP + 1), begin + split);
-    if (begin >= end) return;
+    if (first >= live * GROUP || begin >= end) {
+        wait_inputs();
+        return;
+    }
     const int tiles = (int)((end - begin + KEYS - 1) / KEYS);
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (warp >= 8) {
         keep_registers<40>();
+        bool waits = true;  // for rows of this fold
         for (int i = 0; i <= tiles; ++i) {
+            if (waits && (i == tiles - 1 || begin + (i + 1) * KEYS > at)) {
+                wait_inputs();
+                waits = false;
+            }
             if (i < tiles) {
                 if (i >= 2) barrier_pass(k_free + i % 2, i / 2 - 1 & 1);
-#ifdef NOLOAD
-                if (i < 2)
-#endif
                 load_tile(ks + i % 2 * (KEYS * D), k_rows + kv * D, begin + i * KEYS, end);
                 barrier_reach_copied(k_there + i % 2);
             }
             if (i >= 1) {
                 const int j = i - 1;
                 if (j >= 2) barrier_pass(v_free + j % 2, j / 2 - 1 & 1);
-#ifdef NOLOAD
-                if (j < 2)
-#endif
                 load_tile(vs + j % 2 * (KEYS * D), v_rows + kv * D, begin + j * KEYS, end);
                 barrier_reach_copied(v_there + j % 2);
             }
@@ -79,6 +79,7 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
         return;
     }
     take_registers<232>();
+    wait_inputs();
     const int block = warp / 4 * 64;  // of the rows
     qs += block * D;
     for (int r = warp % 4; r < 64; r += 4) {
@@ -121,10 +122,6 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
         const i64 base = begin + i * KEYS;
 #pragma unroll
         for (int n = 0; n < KEYS / 2; ++n) settle(s[n]);
-#ifdef NOSOFT
-        shrink[0] = shrink[1] = 1.0f;
-        return;
-#endif
         // Most tiles lie before all queries of the block.
         if (base + KEYS > end || base + KEYS > at + first / GROUP + 1) {
             const int reach[2] = {(int)(min(at + row / GROUP + 1, end) - base),
@@ -166,9 +163,6 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
         }
     };
 
-#ifdef TURNS
-    if (block) asm volatile("bar.arrive 1, 256;" ::: "memory");
-#endif
     barrier_pass(q_there, 0);
     multiply_keys(0);
     finish_products<0>();
@@ -183,14 +177,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
             for (int n = 0; n < D / 2; ++n) o[n] *= shrink[n / 2 % 2];
         pack();
         if (i == tiles) break;
-#ifdef TURNS
-        asm volatile("bar.sync %0, 256;" :: "r"(1 + block / 64) : "memory");
-#endif
         multiply_keys(i);
         multiply_values(i - 1);
-#ifdef TURNS
-        asm volatile("bar.arrive %0, 256;" :: "r"(2 - block / 64) : "memory");
-#endif
         finish_products<1>();
         if (lane == 0) barrier_reach(k_free + i % 2);
         soften(i);

@@ -68,16 +68,6 @@ DEVICE void barrier_pass(u64* at, int parity) {
 // c (+)= A B^T for 64 rows A and as many rows B as c has columns, 16 values of each. Row r and
 // column n lie in lane r % 8 * 4 + n % 8 / 2 of warp r / 16, at n / 8 * 4 + r / 8 % 2 * 2 + n % 2;
 // of A in registers likewise (multiply_turned: c += A B with 16 rows B).
-DEVICE void multiply_rows(float (&c)[32], u64 a, u64 b, bool add) {
-    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, "
-                 "%17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-                 "}, %32, %33, add, 1, 1, 0, 0;\n}"
-                 : OUT16(c, 0), OUT16(c, 16)
-                 : "l"(a), "l"(b), "r"((int)add));
-}
-
 DEVICE void multiply_rows(float (&c)[40], u64 a, u64 b, bool add) {
     asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %42, 0;\n"
                  "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
