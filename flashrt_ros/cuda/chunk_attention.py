@@ -84,7 +84,7 @@ class ChunkAttention:
             shared = 4 * (16 * dim + 32 * (2 * dim + 1) + 16 * 33)
         elif arch == HOPPER and dim == 256:
             source, rows, keys, block = 'chunk_attend_hopper.cu', ROWS, 80, 384
-            shared = 2 * dim * (ROWS + 4 * keys) + 9 * 8 + 1023  # where it begins is rounded up
+            shared = 2 * dim * (ROWS + 4 * keys) + 10 * 8 + 1023  # where it begins is rounded up
         else:
             source, rows, keys, block = 'chunk_attend.cu', 64, 64, 128
             shared = 2 * 3 * 64 * (dim + 8)
