@@ -93,4 +93,4 @@ def test_a_plan_for_hopper_differs_by_rounding_alone(monkeypatch):
     (512, 4, 6, 4), (32, 1, 1, 64), (512, 16, 4, 1)])
 def test_splits_fill_whole_waves(size, kv, group, most):
     assert splits(size, kv, group, 1 << 17) == most
-    assert splits(size, kv, group, 300) == min(most, -(-(300 + size) // 256))
+    assert splits(size, kv, group, 300) == min(most, -(-(300 + size) // 128))

@@ -108,7 +108,7 @@ def test_heads_of_the_published_size_agree_with_the_reference(monkeypatch):
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_splits_that_grow_with_the_position(monkeypatch, dtype):
     """One of up to 64 keys, then two that are even, in whole tiles."""
-    monkeypatch.setattr('flashrt_ros.cuda.chunk_attention.LEAST', 64)
+    monkeypatch.setattr('flashrt_ros.cuda.chunk_attention.LEAST', 32)
     monkeypatch.setattr('flashrt_ros.cuda.chunk_attention.MOST', 2)
     monkeypatch.setitem(Qwen35.presets, 'short', {**Qwen35.presets['tiny'], 'num_hidden_layers': 2})
     plan, reference = plans(monkeypatch, dtype, 'random:short', 512)
@@ -120,7 +120,7 @@ def test_splits_that_grow_with_the_position(monkeypatch, dtype):
 
 def test_the_capacity_decides_no_bit(monkeypatch):
     """Also where dead tokens of a bucket lie behind it: a capsule may go to another context."""
-    monkeypatch.setattr('flashrt_ros.cuda.chunk_attention.LEAST', 64)
+    monkeypatch.setattr('flashrt_ros.cuda.chunk_attention.LEAST', 32)
     monkeypatch.setattr('flashrt_ros.cuda.chunk_attention.MOST', 4)
     monkeypatch.setitem(Qwen35.presets, 'short', {**Qwen35.presets['tiny'], 'num_hidden_layers': 2})
     states = []

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flashrt_ros.models.layers.attention import GatedAttention
 
-LEAST = 256  # keys of a split, where there is more than one
+LEAST = 128  # keys of a split on Hopper, where there is more than one; elsewhere twice as many
 MOST = 64  # splits
 #: blocks of the attention, each with ROWS query rows, that occupy a large device
 WAVE, ROWS = 128, 128
@@ -80,16 +80,16 @@ class ChunkAttention:
         layer, size, dim = self.layer, self.size, self.layer.head_dim
         q, partial, marks = (room.take(name, *shape) for name, shape, _ in self._spaces())
         if self._dtype is torch.float32:
-            source, rows, keys, block = 'chunk_attend.cu', 16, 32, 256
+            source, rows, keys, block, least = 'chunk_attend.cu', 16, 32, 256, 2 * LEAST
             shared = 4 * (16 * dim + 32 * (2 * dim + 1) + 16 * 33)
         elif arch == HOPPER and dim == 256:
-            source, rows, keys, block = 'chunk_attend_hopper.cu', ROWS, 80, 384
-            shared = 2 * dim * (ROWS + 4 * keys) + 10 * 8 + 1023  # where it begins is rounded up
+            source, rows, keys, block, least = 'chunk_attend_hopper.cu', ROWS, 80, 384, LEAST
+            shared = 2 * dim * (ROWS + 4 * keys) + 9 * 8 + 1023  # where it begins is rounded up
         else:
-            source, rows, keys, block = 'chunk_attend.cu', 64, 64, 128
+            source, rows, keys, block, least = 'chunk_attend.cu', 64, 64, 128, 2 * LEAST
             shared = 2 * 3 * 64 * (dim + 8)
         sizes = {'HK': layer.kv_heads, 'GROUP': self._group, 'D': dim, 'SIZE': size,
-                 'SPLIT': LEAST, 'MOST': self.most, 'KEYS': keys, 'ROTARY': of.cosine.shape[-1]}
+                 'SPLIT': least, 'MOST': self.most, 'KEYS': keys, 'ROTARY': of.cosine.shape[-1]}
         launch('chunk_attend.cu', 'qk_rows', (-(-(layer.heads + layer.kv_heads) // 8), size), 256,
                (of.mixed, of.count, of.position, of.qk_norm, float(layer.eps), of.cosine, of.sine,
                 q, of.k_rows, of.v_rows), **sizes)

@@ -57,7 +57,7 @@ static dim3 block_id, grid, block;
 static void (*body)(void**);
 static void** arguments;
 static char* dynamic;
-struct Barrier { int count, missing; unsigned passed; std::vector<Copy> copies; };
+struct Barrier { int count, missing; unsigned passed; std::vector<Copy> copies, there; };
 static std::map<void*, Barrier> barriers;
 static uint64_t lanes[64][32][8];  // what the lanes of a warp show each other
 
@@ -292,12 +292,11 @@ template <int REGISTERS> void keep_registers() {}
 template <int REGISTERS> void take_registers() {}
 static unsigned shared_at(const void* at) { return (unsigned)((char*)at - emu::dynamic); }
 
-static void barrier_open(void* at, int count) { emu::barriers[at] = {count, count, 0, {}}; }
+static void barrier_open(void* at, int count) { emu::barriers[at] = {count, count, 0, {}, {}}; }
 static void barrier_reach(void* at) {
     auto& barrier = emu::barriers.at(at);
     if (--barrier.missing) return;
-    for (auto& c : barrier.copies) emu::copy(c);
-    barrier.copies.clear();
+    barrier.there.swap(barrier.copies);  // for whoever waits for them, and not before
     barrier.missing = barrier.count;
     ++barrier.passed;
 }
@@ -312,6 +311,9 @@ static void barrier_pass(void* at, int parity) {
         if (tries == 1 << 20) { fprintf(stderr, "emulator: a barrier is never reached\n"); abort(); }
         emu::stop(emu::FIBER_RUNS);
     }
+    auto& there = emu::barriers.at(at).there;
+    for (auto& c : there) emu::copy(c);
+    there.clear();
 }
 
 namespace emu {

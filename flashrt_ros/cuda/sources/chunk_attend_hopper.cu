@@ -35,11 +35,12 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     elem* qs = (elem*)((char*)shared + (-shared_at(shared) & 1023));
     elem* ks = qs + ROWS * D;       // two tiles
     elem* vs = ks + 2 * KEYS * D;
-    u64* q_there = (u64*)(vs + 2 * KEYS * D);  // of each warpgroup
-    u64 *k_there = q_there + 2, *v_there = k_there + 2, *k_free = v_there + 2, *v_free = k_free + 2;
+    u64* q_there = (u64*)(vs + 2 * KEYS * D);
+    u64 *k_there = q_there + 1, *v_there = k_there + 2, *k_free = v_there + 2, *v_free = k_free + 2;
     start_next();
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 6; ++i) barrier_open(q_there + i, 128);
+        barrier_open(q_there, 256);
+        for (int i = 0; i < 4; ++i) barrier_open(k_there + i, 128);
         for (int i = 0; i < 4; ++i) barrier_open(k_free + i, 8);
     }
     __syncthreads();
@@ -81,7 +82,6 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     wait_inputs();
     const int block = warp / 4 * 64;  // of the rows
     qs += block * D;
-    q_there += block / 64;
     for (int r = warp % 4; r < 64; r += 4) {
         const bool there = first + block + r < PACKED;
         copy_async(qs + swizzled<64>(r, lane),
@@ -183,7 +183,6 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
         if (lane == 0) barrier_reach(k_free + i % 2);
         soften(i);
     }
-#ifdef PLAIN
     multiply_values(tiles - 1);
     finish_products<0>();
     settle_values();
@@ -195,39 +194,10 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
         line += __shfl_xor_sync(0xffffffffu, line, 2);
         if (mine >= live * GROUP) continue;
         const i64 place = ((i64)blockIdx.z * HK + kv) * PACKED + mine;
-        if (lane % 4 == 0) { marks[2 * place] = top[half]; marks[2 * place + 1] = line; }
+        if (lane % 4 == 0) *(float2*)(marks + 2 * place) = make_float2(top[half], line);
 #pragma unroll
         for (int n = 0; n < D / 8; ++n)
             *(float2*)(partial + place * D + n * 8 + lane % 4 * 2) =
                 make_float2(o[4 * n + 2 * half], o[4 * n + 2 * half + 1]);
     }
-#else
-    barrier_reach(q_there);
-    multiply_values(tiles - 1);
-    finish_products<0>();
-    settle_values();
-    barrier_pass(q_there, 1);  // nobody needs the queries: rows leave by their place, whole lines
-    float2* way = (float2*)(qs + warp % 4 * (16 * D));
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int base = first + block + warp % 4 * 16 + 8 * half, r = lane / 4;
-        const i64 place = ((i64)blockIdx.z * HK + kv) * PACKED + base;
-        float line = sum[half];
-        line += __shfl_xor_sync(0xffffffffu, line, 1);
-        line += __shfl_xor_sync(0xffffffffu, line, 2);
-        if (lane % 4 == 0 && base + r < live * GROUP)
-            *(float2*)(marks + 2 * (place + r)) = make_float2(top[half], line);
-#pragma unroll
-        for (int n = 0; n < D / 8; ++n)
-            way[r * (D / 2) + (n * 4 + lane % 4 ^ r % 4 * 4)] =
-                make_float2(o[4 * n + 2 * half], o[4 * n + 2 * half + 1]);
-        __syncwarp();
-        for (int i = 0; i < 8 && base + i < live * GROUP; ++i)
-#pragma unroll
-            for (int c = lane; c < D / 4; c += 32)
-                ((float4*)partial)[(place + i) * (D / 4) + c] =
-                    ((float4*)way)[i * (D / 4) + (c ^ i % 4 * 2)];
-        __syncwarp();
-    }
-#endif
 }
