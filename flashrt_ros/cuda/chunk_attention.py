@@ -96,6 +96,6 @@ class ChunkAttention:
         launch(source, 'attend_rows', (-(-size * self._group // rows), layer.kv_heads, self.most),
                block, (q, of.k_rows, of.v_rows, of.count, of.position, partial, marks), shared,
                **sizes)
-        launch('chunk_attend.cu', 'join_rows', (layer.heads, size),
-               max(32, dim // 4 * min(4, self.most)),
+        together = 256 // max(32, dim // 4 * (4 if self.most > 4 else 1))  # heads of a block
+        launch('chunk_attend.cu', 'join_rows', (-(-layer.heads // together), size), 256,
                (partial, marks, of.mixed, of.count, of.position, of.out), **sizes)

@@ -273,39 +273,45 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
 #endif
 
 // Join the splits of every row and apply the output gate: out [SIZE][HK GROUP][D]. Four values of
-// a head are a thread's; JOINERS threads share the splits among them.
-#define JOINERS (MOST < 4 ? MOST : 4)
-#define THREADS (D / 4 * JOINERS < 32 ? 32 : D / 4 * JOINERS)
+// a head are a thread's; where splits are many, or heads small, JOINERS threads share the splits
+// among them. A head has whole warps, a block HEADS heads of a token.
+#define SHARED (MOST > 4 ? 4 : 1)
+#define JOINERS (D * SHARED < 128 ? 128 / D : SHARED)
+#define HEADS (1024 / (D * JOINERS))
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(256)
 join_rows(const float* partial, const float* marks, const elem* mixed, const i64* count,
           const i64* position, elem* out) {
     constexpr int EACH = (MOST + JOINERS - 1) / JOINERS;  // splits of a thread
-    __shared__ float shares[MOST];
-    __shared__ float4 parts[JOINERS][D / 4];
+    __shared__ float shares[HEADS][MOST];
+    __shared__ float4 parts[JOINERS][HEADS][D / 4];
     start_next();
-    const int head = blockIdx.x, t = blockIdx.y, lane = threadIdx.x % 32;
-    const int joiner = threadIdx.x / (D / 4), d = threadIdx.x % (D / 4) * 4;
+    const int slot = threadIdx.x / (D / 4 * JOINERS), joiner = threadIdx.x / (D / 4) % JOINERS;
+    const int head = blockIdx.x * HEADS + slot, t = blockIdx.y;
+    const int lane = threadIdx.x % 32, d = threadIdx.x % (D / 4) * 4;
+    const bool here = head < HK * GROUP;
     const i64 at = *position;  // nothing in this fold has moved it yet
-    const int splits = (int)(at + t) / split_at(at) + 1;
+    const int splits = here ? (int)(at + t) / split_at(at) + 1 : 0;
     const bool live = t < *count;
     wait_inputs();
     elem* to = out + ((i64)t * HK * GROUP + head) * D + d;
     if (!live) {  // never computed: keep the product behind it finite
-        if (joiner == 0) to[0] = to[1] = to[2] = to[3] = from_float(0.0f);
+        if (here && joiner == 0) to[0] = to[1] = to[2] = to[3] = from_float(0.0f);
         return;
     }
     const i64 pitch = (i64)HK * PACKED;
     const i64 place = (i64)(head / GROUP) * PACKED + t * GROUP + head % GROUP;
-    float4 x[EACH];
+    float4 x[EACH], y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
         const int s = joiner + i * JOINERS;
-        x[i] = joiner < JOINERS && s < splits
-                   ? *(const float4*)(partial + (s * pitch + place) * D + d)
-                   : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        x[i] = s < splits ? *(const float4*)(partial + (s * pitch + place) * D + d) : y;
     }
-    if (threadIdx.x < 32) {
+    float gate[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        gate[i] = here ? to_float(mixed[(i64)t * WIDTH + 2 * head * D + D + d + i]) : 0.0f;
+    if (threadIdx.x % (D / 4 * JOINERS) < 32) {
         float2 mark[(MOST + 31) / 32];  // the highest score of a split, and its sum
         float top = -INFINITE, sum = 0.0f;
 #pragma unroll
@@ -320,32 +326,33 @@ join_rows(const float* partial, const float* marks, const elem* mixed, const i64
         sum = warp_sum(sum);
 #pragma unroll
         for (int i = 0; i < MOST; i += 32)
-            if (lane + i < MOST) shares[lane + i] = exp2f(mark[i / 32].x - top) / sum;
+            if (lane + i < MOST) shares[slot][lane + i] = exp2f(mark[i / 32].x - top) / sum;
     }
     __syncthreads();
-    float4 y = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
         const int s = joiner + i * JOINERS;
-        const float share = s < splits ? shares[s] : 0.0f;
+        const float share = s < splits ? shares[slot][s] : 0.0f;
         y.x = fmaf(x[i].x, share, y.x);
         y.y = fmaf(x[i].y, share, y.y);
         y.z = fmaf(x[i].z, share, y.z);
         y.w = fmaf(x[i].w, share, y.w);
     }
-    if (joiner > 0 && joiner < JOINERS) parts[joiner][d / 4] = y;
-    __syncthreads();
-    if (joiner) return;
-    for (int i = 1; i < JOINERS; ++i) {
-        const float4 part = parts[i][d / 4];
-        y.x += part.x;
-        y.y += part.y;
-        y.z += part.z;
-        y.w += part.w;
+    if (JOINERS > 1) {
+        if (joiner) parts[joiner][slot][d / 4] = y;
+        __syncthreads();
+        if (joiner) return;
+        for (int i = 1; i < JOINERS; ++i) {
+            const float4 part = parts[i][slot][d / 4];
+            y.x += part.x;
+            y.y += part.y;
+            y.z += part.z;
+            y.w += part.w;
+        }
     }
-    const elem* gate = mixed + (i64)t * WIDTH + 2 * head * D + D + d;
-    to[0] = from_float(y.x * sigmoid(to_float(gate[0])));
-    to[1] = from_float(y.y * sigmoid(to_float(gate[1])));
-    to[2] = from_float(y.z * sigmoid(to_float(gate[2])));
-    to[3] = from_float(y.w * sigmoid(to_float(gate[3])));
+    if (!here) return;
+    to[0] = from_float(y.x * sigmoid(gate[0]));
+    to[1] = from_float(y.y * sigmoid(gate[1]));
+    to[2] = from_float(y.z * sigmoid(gate[2]));
+    to[3] = from_float(y.w * sigmoid(gate[3]));
 }

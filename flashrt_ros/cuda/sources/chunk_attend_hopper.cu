@@ -36,7 +36,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     elem* ks = qs + ROWS * D;       // two tiles
     elem* vs = ks + 2 * KEYS * D;
     u64* q_there = (u64*)(vs + 2 * KEYS * D);
-    u64 *k_there = q_there + 1, *v_there = k_there + 2, *k_free = v_there + 2, *v_free = k_free + 2;
+    u64 *k_there = q_there + 1, *v_there = k_there + 2;
+    u64 *k_free = v_there + 2, *v_free = k_free + 2;
     start_next();
     if (threadIdx.x == 0) {
         barrier_open(q_there, 256);
