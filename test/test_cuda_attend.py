@@ -88,9 +88,27 @@ def test_a_plan_for_hopper_differs_by_rounding_alone(monkeypatch):
     assert 0 < max(found.values()) < 2e-2, found
 
 
+def test_the_capacity_decides_no_bit_of_a_join(monkeypatch):
+    """With room for few splits or many: threads share them alike."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    from test_cuda_kernels import plans
+
+    from flashrt_ros.models.qwen3_5 import Qwen35
+    monkeypatch.setattr('flashrt_ros.cuda.chunk_attention.LEAST', 41)
+    monkeypatch.setitem(Qwen35.presets, 'wide', {
+        **Qwen35.presets['tiny'], 'num_hidden_layers': 2, 'num_key_value_heads': 1,
+        'num_attention_heads': 3, 'head_dim': 256})
+    states = []
+    for capacity in (130, 512):
+        plan = plans(monkeypatch, 'float32', 'random:wide', capacity)[0]
+        for count in (98, 20, 12):
+            plan.append([(7 * i) % 512 for i in range(count)])
+        states.append(plan.arena.fixed)
+    assert torch.equal(*states)
+
+
 @pytest.mark.parametrize(('size', 'kv', 'group', 'most'), [
     (32, 4, 4, 32), (128, 4, 4, 8), (512, 4, 4, 2), (32, 2, 4, 64), (512, 2, 4, 4),
     (512, 4, 6, 4), (32, 1, 1, 64), (512, 16, 4, 1)])
 def test_splits_fill_whole_waves(size, kv, group, most):
-    assert splits(size, kv, group, 1 << 17) == most
-    assert splits(size, kv, group, 300) == min(most, -(-(300 + size) // 128))
+    assert splits(size, kv, group) == most

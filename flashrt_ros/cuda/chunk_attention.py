@@ -38,16 +38,11 @@ class Operands:
     out: Tensor
 
 
-def splits(size: int, kv_heads: int, group: int, capacity: int) -> int:
-    """
-    Return how many splits there are at most: what fills a wave, or the first waves that it fills.
-
-    Where a smaller capacity has fewer, no position needs more.
-    """
+def splits(size: int, kv_heads: int, group: int) -> int:
+    """Return how many splits there are at most: what fills a wave, or the first few it fills."""
     blocks = kv_heads * -(-size * group // ROWS)
-    most = next(n for waves in count(1)
-                if 10 * (n := waves * WAVE // blocks) * blocks >= 9 * waves * WAVE)
-    return min(most, MOST, -(-(capacity + size) // LEAST))
+    return min(MOST, next(n for waves in count(1)
+                          if 10 * (n := waves * WAVE // blocks) * blocks >= 9 * waves * WAVE))
 
 
 class ChunkAttention:
@@ -57,7 +52,9 @@ class ChunkAttention:
                  capacity: int) -> None:
         self.layer, self.size, self._dtype = layer, size, dtype
         self._group = layer.heads // layer.kv_heads
-        self.most = splits(size, layer.kv_heads, self._group, capacity)
+        most = splits(size, layer.kv_heads, self._group)
+        self._joiners = 4 if most > 4 else 1  # whatever the capacity: bits depend on it
+        self.most = min(most, -(-(capacity + size) // LEAST))  # no position needs more
 
     def plan(self, room) -> None:
         """Note what is needed of the work space, a :class:`flashrt_ros.cuda.prefill.Room`."""
@@ -89,13 +86,14 @@ class ChunkAttention:
             source, rows, keys, block, least = 'chunk_attend.cu', 64, 64, 128, 2 * LEAST
             shared = 2 * 3 * 64 * (dim + 8)
         sizes = {'HK': layer.kv_heads, 'GROUP': self._group, 'D': dim, 'SIZE': size,
-                 'SPLIT': least, 'MOST': self.most, 'KEYS': keys, 'ROTARY': of.cosine.shape[-1]}
+                 'SPLIT': least, 'MOST': self.most, 'KEYS': keys, 'SHARED': self._joiners,
+                 'ROTARY': of.cosine.shape[-1]}
         launch('chunk_attend.cu', 'qk_rows', (-(-(layer.heads + layer.kv_heads) // 8), size), 256,
                (of.mixed, of.count, of.position, of.qk_norm, float(layer.eps), of.cosine, of.sine,
                 q, of.k_rows, of.v_rows), **sizes)
         launch(source, 'attend_rows', (-(-size * self._group // rows), layer.kv_heads, self.most),
                block, (q, of.k_rows, of.v_rows, of.count, of.position, partial, marks), shared,
                **sizes)
-        together = 256 // max(32, dim // 4 * (4 if self.most > 4 else 1))  # heads of a block
+        together = 256 // max(32, dim // 4 * self._joiners)  # heads of a block
         launch('chunk_attend.cu', 'join_rows', (-(-layer.heads // together), size), 256,
                (partial, marks, of.mixed, of.count, of.position, of.out), **sizes)

@@ -273,9 +273,8 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
 #endif
 
 // Join the splits of every row and apply the output gate: out [SIZE][HK GROUP][D]. Four values of
-// a head are a thread's; where splits are many, or heads small, JOINERS threads share the splits
-// among them. A head has whole warps, a block HEADS heads of a token.
-#define SHARED (MOST > 4 ? 4 : 1)
+// a head are a thread's; where splits are many (SHARED) or heads small, JOINERS threads share the
+// splits among them. A head has whole warps, a block HEADS heads of a token.
 #define JOINERS (D * SHARED < 128 ? 128 / D : SHARED)
 #define HEADS (1024 / (D * JOINERS))
 
