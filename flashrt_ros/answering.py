@@ -6,13 +6,11 @@ All that can be refused is refused before anything changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import NamedTuple
 
 from flashrt_ros.arena import Arena
-from flashrt_ros.capsule.boundary import HostState
+from flashrt_ros.capsule.boundary import EMPTY, HostState
 from flashrt_ros.capsule.capsule import Capsule
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Frozen
@@ -30,8 +28,7 @@ from flashrt_ros.text import StopMatcher
 STOPPED = (FinishReason.CANCELED, FinishReason.PREEMPTED, FinishReason.TIMEOUT)
 
 
-@dataclass(frozen=True)
-class Listeners:
+class Listeners(NamedTuple):
     """Who is told of an answer while it comes; see :meth:`flashrt_ros.engine.Engine.generate`."""
 
     on_piece: Callable[[Piece], None]
@@ -47,6 +44,23 @@ class _Checked(NamedTuple):
     limit: int
     chosen: dict[str, float]
     matcher: StopMatcher
+
+
+class Running:
+    """For a ``with``: a session runs on the plan, and `aside` is called meanwhile."""
+
+    def __init__(self, sessions: Sessions, plan: Plan, target: Session,
+                 aside: Callable[[], None] | None) -> None:
+        self._sessions, self._plan = sessions, plan
+        self._target, self._aside = target, aside
+
+    def __enter__(self) -> None:
+        self._sessions.running = self._target
+        self._plan.aside = self._aside
+
+    def __exit__(self, *_: object) -> None:
+        self._sessions.running = None
+        self._plan.aside = None
 
 
 class Answering:
@@ -101,20 +115,13 @@ class Answering:
                 if undo is not None:
                     self._lineage.pool.release(undo[0])
 
-    @contextmanager
-    def running(self, target: Session, aside: Callable[[], None] | None) -> Iterator[None]:
+    def running(self, target: Session, aside: Callable[[], None] | None) -> Running:
         """Note whose the arena is: what is served aside must leave both alone."""
-        self._sessions.running = target
-        self._plan.aside = aside
-        try:
-            yield
-        finally:
-            self._sessions.running = None
-            self._plan.aside = None
+        return Running(self._sessions, self._plan, target, aside)
 
     def _checked(self, request: GenerateRequest) -> _Checked:
         """Refuse all that can be refused before anything changes."""
-        self._sessions.check([request.session])
+        self._sessions.check((request.session,))
         if self._sessions.running is not None:
             raise Busy(f'session {self._sessions.running.name!r} is generating; wait for its '
                        'end.')
@@ -124,14 +131,17 @@ class Answering:
         if limit < 0:
             raise InvalidArgument('max_tokens must be -1 (the configured default), 0 (prefill '
                                   f'only) or a positive count, not {request.max_tokens}.')
-        settings = {'temperature': request.temperature, 'top_p': request.top_p,
-                    'top_k': request.top_k, 'seed': request.seed}
-        chosen = {name: value for name, value in settings.items() if value is not None}
-        Sampling(**chosen)  # type: ignore[arg-type]  # refuses what is out of range
+        chosen: dict[str, float] = {}
+        for name, value in (('temperature', request.temperature), ('top_p', request.top_p),
+                            ('top_k', request.top_k), ('seed', request.seed)):
+            if value is not None:
+                chosen[name] = value
+        if chosen:
+            Sampling(**chosen)  # type: ignore[arg-type]  # refuses what is out of range
         matcher = StopMatcher(request.stop)
         capsule = self._store.find(request.capsule) if request.capsule else None
         origin = capsule or self._sessions.find(request.session)
-        host, position = (origin.host, origin.position) if origin else (HostState(), 0)
+        host, position = (origin.host, origin.position) if origin else (EMPTY, 0)
         turn = self._prompting.turn(host, prompt=request.prompt, messages=request.messages,
                                     token_ids=request.token_ids, raw=request.raw,
                                     answer=limit > 0)

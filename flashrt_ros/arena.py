@@ -196,6 +196,7 @@ class Arena:
             raise ValueError(f'the storage of this arena must be {size} bytes of uint8')
         self.storage = storage
         self.device = storage.device
+        self._on_host = storage.device.type == 'cpu'
         self.fixed = storage[:manifest.fixed_bytes]
         self.rows = Rows(manifest, capacity, storage[manifest.fixed_bytes:])
         self.scratch = torch.zeros(manifest.scratch_bytes, dtype=torch.uint8, device=self.device)
@@ -233,7 +234,7 @@ class Arena:
     @property
     def position(self) -> int:
         """Number of folded tokens, read from the state itself, or from the host's mirror of it."""
-        if self.device.type == 'cpu':
+        if self._on_host:
             return int(self._views[POSITION].item())
         if self.mirror is None:
             self.mirror = int(self._views[POSITION].item())

@@ -71,7 +71,7 @@ class Engine:
         self.fingerprint = parts.fingerprint
         sampling.write(self.arena, config.sampling, 0)
         self._empty, _ = self.lineage.save()
-        self._question = sampling.Question(self.arena)
+        self._settings = parts.settings
         self._prompting = Prompting(self.text, self.model.config.vocab_size)
         self._sessions = Sessions(self.lineage, self.store, self._save, self._empty,
                                   self._new_session, config.max_sessions)
@@ -93,7 +93,7 @@ class Engine:
         ring = Ring(self.lineage, self._empty.block, config.ring_boundaries, config.ring_tokens,
                     config.ring_bytes)
         return Session(name, epoch, self.plan, self.lineage, self.text,
-                       self.model.config.eos_token_ids, self._question, ring, self._save,
+                       self.model.config.eos_token_ids, self._settings, ring, self._save,
                        config.draft_tokens)
 
     # -- sessions -----------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Engine:
         :raises ContextFull, InvalidArgument, Canceled, DeadlineExceeded: nothing has changed then.
         """
         begin = time.monotonic()
-        self._sessions.check([session])
+        self._sessions.check((session,))
         target = self._sessions.find(session)
         host, position = (target.host, target.position) if target else (HostState(), 0)
         turn = self._prompting.turn(host, prompt=prompt, messages=messages, token_ids=token_ids,
@@ -262,12 +262,12 @@ class Engine:
             Sampling(seed=seed)
         if expected_epoch:
             self.check_epoch(session, expected_epoch)
-        self._sessions.check([session])
+        self._sessions.check((session,))
         found = self.store.find(capsule)
         self._sessions.check_idle(self._sessions.find(session), 'restore')
         copied = self._restore(found, session, seed)
-        target = self._sessions.get(session)
-        return RestoreResult(self.store.info(found), target.epoch, found.position, copied,
+        epoch = self._sessions.get(session).epoch
+        return RestoreResult(self.store.info(found), epoch, found.position, copied,
                              time.monotonic() - begin)
 
     def _restore(self, found: Capsule, session: str, seed: int | None) -> int:
@@ -280,7 +280,7 @@ class Engine:
 
     def _check_tail(self, found: Capsule) -> None:
         """Refuse, before a device looks them up, ids in the tail of a file that no token has."""
-        if max(found.host.tail, default=0) >= self.model.config.vocab_size:
+        if found.host.tail and max(found.host.tail) >= self.model.config.vocab_size:
             raise Corrupt(f'the tail of capsule {found.name!r} holds ids that the model does not '
                           'know; save it again.')
 
@@ -368,7 +368,8 @@ class Engine:
         begin = time.monotonic()
         target = self._sessions.get(session)
         self._sessions.check_idle(target, 'roll back')
-        self.check_epoch(session, expected_epoch)
+        if expected_epoch:
+            self.check_epoch(session, expected_epoch)
         goal = target.goal(to, value)
         copied = self._sessions.activate(target)
         with self._answering.running(target, aside):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import index
+from typing import NamedTuple
 
 from flashrt_ros.capsule.boundary import HostState
 from flashrt_ros.chat_messages import pairs
@@ -12,8 +12,7 @@ from flashrt_ros.errors import InvalidArgument
 from flashrt_ros.text import next_turn, Text
 
 
-@dataclass(frozen=True)
-class Turn:
+class Turn(NamedTuple):
     """Ids to fold, and where the chat stands behind them."""
 
     ids: list[int]
@@ -40,6 +39,8 @@ class Prompting:
         :param answer: also what the chat template puts before an answer.
         :raises InvalidArgument: more than one source, ids out of range, malformed messages.
         """
+        if not (prompt or len(messages) or len(token_ids) or answer and host.turn == 'message'):
+            return Turn([], host.turn, host.role)  # an open or ended answer goes on as it is
         given = [name for name, there in (
             ('prompt', prompt), ('messages', len(messages)), ('token_ids', len(token_ids)))
             if there]
@@ -55,8 +56,6 @@ class Prompting:
         chat = [{'role': role, 'content': content} for role, content in pairs(messages)]
         if prompt:
             chat = [{'role': 'user', 'content': prompt}]
-        if not chat and not (answer and host.turn == 'message'):
-            return Turn([], host.turn, host.role)  # an open or ended answer goes on as it is
         ids = self._known(self._text.render(chat, answer, host.turn, host.role))
         state, role = next_turn(chat, answer, host.turn, host.role)
         return Turn(ids, state.value, role)

@@ -101,12 +101,12 @@ class Ring:
         """Keep a block of somebody else's, as the grid boundary too where it is one."""
         if not position:
             return None  # the empty boundary is always there
-        self._pool.hold_block(block)
-        self._kept.append(Kept(position, block))
+        self._pool.hold_block(block, 2 if grid else 1)
+        kept = Kept(position, block)
+        self._kept.append(kept)
         if grid:
-            self._pool.hold_block(block)
             self.grid = Kept(position, block)
-        return self._kept[-1]
+        return kept
 
     def set_grid(self, kept: Kept) -> None:
         """Replace the grid boundary; its reference comes with it."""
@@ -116,7 +116,10 @@ class Ring:
 
     def drop_above(self, position: int) -> None:
         """Drop the boundaries whose rows are about to be, or were, written."""
-        for kept in [k for k in (*self._kept, self.grid) if k and k.position > position]:
+        above = [kept for kept in self._kept if kept.position > position]
+        if self.grid is not None and self.grid.position > position:
+            above.append(self.grid)
+        for kept in above:
             self.give_up(kept)
 
     def give_up(self, kept: Kept) -> None:
@@ -129,9 +132,9 @@ class Ring:
 
     def clear(self) -> None:
         """Give all boundaries back to the pool."""
-        for kept in self._kept:
-            self._pool.release_block(kept.block)
-        self._kept.clear()
+        blocks = [kept.block for kept in self._kept]
         if self.grid is not None:
-            self._pool.release_block(self.grid.block)
-            self.grid = None
+            blocks.append(self.grid.block)
+        self._kept.clear()
+        self.grid = None
+        self._pool.release_blocks(blocks)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 import math
 import struct
+from typing import Protocol
 
 import torch
 
@@ -46,7 +47,7 @@ class Sampling:
         if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
             raise InvalidArgument(
                 f'temperature must lie in [0, 100] (0 is greedy), not {self.temperature}.')
-        if not all(hasattr(value, '__index__') for value in (self.top_k, self.seed)):
+        if not (hasattr(self.top_k, '__index__') and hasattr(self.seed, '__index__')):
             raise InvalidArgument('top_k and seed must be integers, not '
                                   f'{self.top_k!r} and {self.seed!r}.')
         if not 0 <= self.top_k < 2 ** 31:
@@ -109,34 +110,38 @@ def read(arena: Arena) -> tuple[Sampling, int]:
     return Sampling(temperature, int(top_k), top_p, int(seed) & _U64), int(counter)
 
 
-class Question:
+class Settings(Protocol):
     """
-    Asks what settings and counter a state holds; a device goes on meanwhile.
+    Changes the settings of a state and asks what they are then; a device goes on meanwhile.
 
-    The memory for the answer is pinned and there is one, so who asks takes the answer before
-    anybody asks again.
+    There is memory for one answer, so who asks takes it before anybody asks again.
     """
+
+    def choose(self, chosen: Mapping[str, float], counter: int | None) -> None:
+        """As :func:`choose`, and ask."""
+
+    def answer(self) -> tuple[float, int, float, int, int]:
+        """Return temperature, top_k, top_p, seed and counter as of when they were asked for."""
+
+
+class HostSettings:
+    """The :class:`Settings` of a state in the memory of the host."""
 
     def __init__(self, arena: Arena) -> None:
         start = arena.manifest.offsets['sampler.temperature']
-        self._live = arena.fixed[start:start + _LAYOUT.size]
-        on_device = arena.device.type != 'cpu'
-        self._copy = torch.zeros(_LAYOUT.size, dtype=torch.uint8, pin_memory=on_device)
-        self._bytes = self._copy.numpy().data
-        self._arrived = torch.cuda.Event() if on_device else None
+        self._arena = arena
+        self._live = arena.fixed[start:start + _LAYOUT.size].numpy().data
+        self._answer = (0.0, 0, 1.0, 0, 0)
 
-    def ask(self) -> None:
-        """Queue a copy of what is there now."""
-        self._copy.copy_(self._live, non_blocking=True)
-        if self._arrived is not None:
-            self._arrived.record()
+    def choose(self, chosen: Mapping[str, float], counter: int | None) -> None:
+        """See there."""
+        choose(self._arena, chosen, counter)
+        temperature, top_p, top_k, seed, count = _LAYOUT.unpack_from(self._live)
+        self._answer = temperature, top_k, top_p, seed, count
 
     def answer(self) -> tuple[float, int, float, int, int]:
-        """Return temperature, top_k, top_p, seed and counter, once they have arrived."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
-        temperature, top_p, top_k, seed, counter = _LAYOUT.unpack_from(self._bytes)
-        return temperature, top_k, top_p, seed, counter
+        """See there."""
+        return self._answer
 
 
 def uniform(seed: int, counter: int) -> float:

@@ -80,14 +80,14 @@ class Session:
     """
     One conversation. Verbs may be called only while it is live; the engine sees to that.
 
-    :param question: asks what the sampler's settings are.
+    :param settings: changes those of the sampler and asks what they are.
     :param ring: keeps light boundaries for cheap rollbacks.
     :param save: freezes the live boundary, making room where needed; the lineage's own by default.
     :param draft_tokens: most tokens that are guessed and verified at once; 0 for none.
     """
 
     def __init__(self, name: str, epoch: int, plan: Plan, lineage: Lineage, text: Text,
-                 eos: Collection[int], question: sampling.Question, ring: Ring,
+                 eos: Collection[int], settings: sampling.Settings, ring: Ring,
                  save: Callable[[], tuple[Frozen, int]] | None = None,
                  draft_tokens: int = 0) -> None:
         self.name = name
@@ -99,7 +99,7 @@ class Session:
         self._lineage = lineage
         self._text = text
         self._eos = frozenset(eos)
-        self._question = question
+        self._settings = settings
         self._draft_tokens = draft_tokens
         self.ring = ring
         self._save = save or lineage.save
@@ -171,14 +171,15 @@ class Session:
         :return: tokens prefilled.
         :raises ContextFull, Canceled, DeadlineExceeded, DeviceFault: nothing has changed then.
         """
-        host, start = self.host, self._plan.arena.position
-        check_room(self._plan.arena.capacity, host, start, len(ids))
+        host = self.host
         pending = [*host.tail, *ids]
         if not pending:
-            if (turn, role) != (host.turn, host.role):
+            if turn != host.turn or role != host.role:
                 host = replace(host, turn=turn, role=role)
             self._host, self._sampled = host, 0
             return 0
+        start = self._plan.arena.position
+        check_room(self._plan.arena.capacity, host, start, len(ids))
         schedule, grid = host.schedule, self._plan.grid
         pure = schedule.tokens == schedule.pure_grid(grid)
         last_pure = (start + len(pending)) // grid * grid if pure else 0
@@ -287,8 +288,7 @@ class Session:
                     else:
                         before, self._begun = len(ids), position
                         if not before:  # with the first token: the schedule tells of no others
-                            sampling.choose(arena, chosen, counter)
-                            self._question.ask()
+                            self._settings.choose(chosen, counter)
                         if lookup and (draft := lookup.guess(
                                 min(self._draft_tokens, max_tokens - before))):
                             self._plan.verify(draft, emit)
@@ -297,11 +297,11 @@ class Session:
                         self._begun = None
                         passes += 1
                         if not before:  # here before the token was
-                            self._sampler = self._question.answer()
+                            self._sampler = self._settings.answer()
                         self._sampled = len(ids)
                         if lookup:
                             lookup.extend(ids[before:])
-                        elif self._draft_tokens:
+                        elif self._draft_tokens and len(ids) < max_tokens:
                             known = arena[TOKENS][:arena.position].view(-1).cpu().numpy()
                             check_ids([known.min(), known.max()], arena)
                             lookup = PromptLookup(known, arena.capacity)
@@ -388,8 +388,10 @@ class Session:
                 f'rolling back to {target} would replay {replay} tokens from the kept boundary at '
                 f'{kept.position}, more than max_replay {max_replay}. Raise max_replay, or '
                 'restore a capsule.')
-        ids = arena[TOKENS][kept.position:target].view(-1).tolist()
-        check_ids(ids, arena)
+        ids: list[int] = []
+        if replay:
+            ids = arena[TOKENS][kept.position:target].view(-1).tolist()
+            check_ids(ids, arena)
         after = self._host_at(host, target)
         if replay == 0:
             copied = self._lineage.put_back(kept.block, kept.position)
@@ -462,7 +464,8 @@ class Session:
         else:
             last = there.schedule.runs[-1]
             count = min(16, last.count) if last.sampler else 0
-            recent = self._plan.arena[TOKENS][target - count:target].view(-1).tolist()
+            recent = (self._plan.arena[TOKENS][target - count:target].view(-1).tolist()
+                      if count else [])
         if not recent:
             return there
         detokenizer = Detokenizer(self._text)

@@ -25,6 +25,21 @@ from flashrt_ros.session import Session
 DEFAULT_SESSION = 'default'
 
 
+class _Obtaining:
+    """What :meth:`Sessions.obtaining` returns, for a ``with``."""
+
+    def __init__(self, sessions: Sessions, name: str, new: bool) -> None:
+        self._sessions, self._name, self._new = sessions, name, new
+
+    def __enter__(self) -> Session:
+        self._session = self._sessions.obtain(self._name)
+        return self._session
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None and self._new and self._session is not self._sessions.live:
+            self._sessions.close(self._name)
+
+
 class Sessions:
     """
     Named sessions over one arena.
@@ -70,9 +85,9 @@ class Sessions:
 
         :raises InvalidName, UnknownSession: by what is wrong with the name.
         """
-        check_name(name, 'session')
-        session = self._by_name.get(name)
+        session = self._by_name.get(name) if isinstance(name, str) else None
         if session is None:
+            check_name(name, 'session')
             raise UnknownSession(
                 f'there is no session {name!r}; restore or fork a capsule into it, or generate '
                 f'on it. There are: {", ".join(sorted(self._by_name))}.')
@@ -84,11 +99,13 @@ class Sessions:
 
         :raises InvalidName, Capacity: by what is wrong with them.
         """
-        new = {name for name in names if name not in self._by_name}
+        new = set(names).difference(self._by_name)
+        if not new:
+            return
         for name in new:
             check_name(name, 'session')
         needed = len(self._by_name) + len(new)
-        if new and needed > self._limit:
+        if needed > self._limit:
             raise Capacity(f'sessions.max allows {self._limit} sessions at a time and this needs '
                            f'{needed}, {len(new)} of them new: close {needed - self._limit}, or '
                            f'configure sessions.max {needed} or more.')
@@ -121,17 +138,9 @@ class Sessions:
             session.parked = self._store.park(self._lineage.pool.hold(self._empty))
         return session
 
-    @contextmanager
-    def obtaining(self, name: str) -> Iterator[Session]:
+    def obtaining(self, name: str) -> _Obtaining:
         """As :meth:`obtain`; one that was created and could not be used is forgotten again."""
-        new = name not in self._by_name
-        session = self.obtain(name)
-        try:
-            yield session
-        except BaseException:
-            if new and session is not self.live:
-                self.close(name)
-            raise
+        return _Obtaining(self, name, name not in self._by_name)
 
     def activate(self, session: Session) -> int:
         """

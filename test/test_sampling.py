@@ -57,11 +57,11 @@ def test_what_is_not_chosen_stays(arena):
 
 
 def test_a_question_is_answered_as_of_when_it_was_asked(arena):
-    question = sampling.Question(arena)
-    sampling.write(arena, Sampling(0.75, 40, 0.5, 2 ** 64 - 3), 12)
-    question.ask()
+    settings = sampling.HostSettings(arena)
+    sampling.write(arena, Sampling(0.75, 40, 1.0, 2 ** 64 - 3), 12)
+    settings.choose({'top_p': 0.5}, None)
     sampling.write(arena, Sampling(), 0)
-    assert question.answer() == (0.75, 40, 0.5, 2 ** 64 - 3, 12)
+    assert settings.answer() == (0.75, 40, 0.5, 2 ** 64 - 3, 12)
 
 
 def test_greedy_takes_the_lowest_of_equals(arena):

@@ -187,6 +187,9 @@ class HostState:
                 raise ValueError(f'its {what} cannot be')
 
 
+EMPTY = HostState()  # of the empty boundary
+
+
 def _rising(positions: list[int], last: int) -> bool:
     """Tell whether positions rise, from 0 at least to ``last`` at most."""
     return all(low < high for low, high in zip([-1, *positions], [*positions, last + 1]))

@@ -95,6 +95,8 @@ class Capsule:
     used: float = field(default_factory=now)
     exact_future: bool = True
     warnings: list[str] = field(default_factory=list)
+    #: pages that only it holds, by :meth:`Store.info`, and what that was read off
+    alone: tuple[int, Pages, int] | None = None
 
     @property
     def tokens(self) -> int:

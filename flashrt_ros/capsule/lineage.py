@@ -21,7 +21,6 @@ and the next save holds what the own pool has of them and fills the rest under t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -32,6 +31,8 @@ from flashrt_ros.capsule import faults
 from flashrt_ros.capsule.pool import Frozen, PAGE, Pages, pages_for, Pool
 from flashrt_ros.capsule.transfer import Place, spans
 
+_NO_PAGES: Pages = np.empty(0, dtype=np.int64)
+
 
 class Mover(Protocol):
     """What a device offers instead of one copy a run of pages."""
@@ -39,6 +40,35 @@ class Mover(Protocol):
     def move(self, block: int, pages: Pages, first: int, begin: int, end: int,
              restore: bool) -> int:
         """Queue the copy of a block and of rows ``[begin, end)``; return the bytes."""
+
+
+class Guard:
+    """What :meth:`Lineage.guard` returns, for a ``with``."""
+
+    def __init__(self, lineage: Lineage, block: int | None) -> None:
+        self._lineage, self._block = lineage, block
+        self._position: int | None = None
+
+    def __enter__(self) -> None:
+        lineage = self._lineage
+        if self._block is None:
+            lineage._copy_block(lineage._guard, lineage._fixed)
+        else:
+            lineage.pool.hold_block(self._block)  # whoever kept it may give it up meanwhile
+        self._position = lineage.arena.mirror
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        lineage, block = self._lineage, self._block
+        try:
+            if kind is not None:
+                if block is None:
+                    lineage._copy_block(lineage._fixed, lineage._guard)
+                else:
+                    lineage._move_block(block, restore=True)
+                lineage.arena.mirror = self._position
+        finally:
+            if block is not None:
+                lineage.pool.release_block(block)
 
 
 class Lineage:
@@ -52,7 +82,7 @@ class Lineage:
     def __init__(self, arena: Arena, pool: Pool) -> None:
         self.arena = arena
         self.pool = pool
-        self.trail: Pages = np.empty(0, dtype=np.int64)
+        self.trail: Pages = _NO_PAGES
         #: instead of the trail: another pool and the pages there, with a reference to each
         self.abroad: tuple[Pool, Pages] | None = None
         self._fixed, self._blocks = wide(arena.fixed), wide(pool.blocks)
@@ -159,13 +189,13 @@ class Lineage:
 
     def forget(self) -> None:
         """Let go of the trail, so that its pages may be freed; the next save copies all rows."""
-        self._follow(np.empty(0, dtype=np.int64), 0)
+        self._follow(_NO_PAGES, 0)
 
     def keep(self) -> int:
         """Copy the fixed block into a pool block (a light boundary); return the block."""
         with self.pool.taking(0) as (block, _):
             faults.point('keep.block')
-            self._copy_block(self._blocks[block], self._fixed)
+            self._move_block(block, restore=False)
         return block
 
     def put_back(self, block: int, position: int | None = None) -> int:
@@ -178,10 +208,9 @@ class Lineage:
         """
         faults.point('back.block')
         self.arena.mirror = position
-        return self._copy_block(self._fixed, self._blocks[block])
+        return self._move_block(block, restore=True)
 
-    @contextmanager
-    def guard(self, block: int | None = None) -> Iterator[None]:
+    def guard(self, block: int | None = None) -> Guard:
         """
         Put the fixed block back if a verb fails; it is kept meanwhile.
 
@@ -190,21 +219,7 @@ class Lineage:
 
         :param block: of the pool, if one holds the same bytes already; that saves a copy.
         """
-        arena, pool = self.arena, self.pool
-        if block is None:
-            self._copy_block(self._guard, self._fixed)
-        else:
-            pool.hold_block(block)  # whoever kept it may give it up meanwhile
-        position = arena.mirror
-        try:
-            yield
-        except BaseException:
-            self._copy_block(self._fixed, self._guard if block is None else self._blocks[block])
-            arena.mirror = position
-            raise
-        finally:
-            if block is not None:
-                pool.release_block(block)
+        return Guard(self, block)
 
     def _follow(self, pages: Pages, position: int) -> None:
         """Make ``pages`` the trail, with a reference to each, and all live rows clean."""
@@ -226,6 +241,14 @@ class Lineage:
         if self.abroad is not None:
             (pool, pages), self.abroad = self.abroad, None
             pool.release_pages(pages)
+
+    def _move_block(self, block: int, restore: bool) -> int:
+        """Copy between the live fixed block and one of the pool; return the bytes."""
+        if self.mover is not None:
+            return self.mover.move(block, _NO_PAGES, 0, 0, 0, restore)
+        if restore:
+            return self._copy_block(self._fixed, self._blocks[block])
+        return self._copy_block(self._blocks[block], self._fixed)
 
     @staticmethod
     def _copy_block(target: torch.Tensor, source: torch.Tensor) -> int:

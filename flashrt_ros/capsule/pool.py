@@ -82,6 +82,11 @@ class Uids:
 _uids = Uids()
 
 
+def _least(counts: np.ndarray) -> int:
+    """Return the least count, 1 where there is none; ``min`` of a short array takes longer."""
+    return counts.item(counts.argmin()) if len(counts) else 1
+
+
 class Ids:
     """
     Reference counts of numbered places, handed out in runs that are as long as possible.
@@ -94,6 +99,7 @@ class Ids:
                  budget: Callable[[int], int] | None = None) -> None:
         self.count = count
         self.references = np.zeros(count, dtype=np.int64)
+        self.changes = 0  # of the counts so far, added to behind each
         self.uids = np.zeros(count, dtype=np.int64)  # of what the place holds, if it is held
         self.what = what
         self._option = option
@@ -125,6 +131,7 @@ class Ids:
         places = runs[0] if len(runs) == 1 else np.concatenate(runs)
         self.references[places] = 1
         self.uids[places] = _uids.take(wanted)
+        self.changes += 1
         self.available -= wanted
         return places
 
@@ -142,18 +149,19 @@ class Ids:
     def hold(self, places: Pages | int) -> None:
         """Add one reference to each place, which must have one already."""
         counts = self.references[places]
-        lowest = counts if isinstance(places, int) else counts.min() if len(counts) else 1
-        if lowest < 1:
+        if (counts if isinstance(places, int) else _least(counts)) < 1:
             raise AssertionError(f'{self.what} {places} are held after they were freed')
         self.references[places] = counts + 1
+        self.changes += 1
 
     def release(self, places: Pages | int) -> None:
         """Give one reference of each place back; the last one frees it."""
         left = self.references[places] - 1
-        lowest = left if isinstance(places, int) else left.min() if len(left) else 1
+        lowest = left if isinstance(places, int) else _least(left)
         if lowest < 0:
             raise AssertionError(f'{self.what} {places} are released twice')
         self.references[places] = left
+        self.changes += 1
         if lowest == 0:
             if isinstance(places, int):
                 self._give_back(places, 1)
@@ -315,15 +323,22 @@ class Pool:
         with self.lock:
             self.page_ids.release(pages)
 
-    def hold_block(self, block: int) -> None:
-        """Add one reference to a fixed block."""
+    def hold_block(self, block: int, times: int = 1) -> None:
+        """Add one reference, or some, to a fixed block."""
         with self.lock:
-            self.block_ids.hold(block)
+            for _ in range(times):
+                self.block_ids.hold(block)
 
     def release_block(self, block: int) -> None:
         """Give one reference of a fixed block back."""
         with self.lock:
             self.block_ids.release(block)
+
+    def release_blocks(self, blocks: list[int]) -> None:
+        """Give one reference of each of some fixed blocks back."""
+        with self.lock:
+            for block in blocks:
+                self.block_ids.release(block)
 
     def page_references(self, pages: Pages) -> np.ndarray:
         """Reference counts of pages."""

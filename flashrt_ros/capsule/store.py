@@ -18,7 +18,7 @@ from flashrt_ros.capsule.codec import Header
 from flashrt_ros.capsule.fingerprint import Fingerprint
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.names import check_name
-from flashrt_ros.capsule.pool import PAGE, Pool
+from flashrt_ros.capsule.pool import Frozen, PAGE, Pool
 from flashrt_ros.capsule.tiering import Tiers
 from flashrt_ros.capsule.tiers import Tier
 from flashrt_ros.errors import Capacity, Corrupt, FlashrtError, NameExists, Storage, UnknownCapsule
@@ -98,9 +98,11 @@ class Store(Tiers):
         return capsule
 
     def _look_up(self, reference: str) -> Capsule | None:
+        found = self._capsules.get(reference)
+        if found is not None:
+            return found
         with self._lock:
-            found = self._capsules.get(reference)
-            return found or next((c for c in self._capsules.values() if c.id == reference), None)
+            return next((c for c in self._capsules.values() if c.id == reference), None)
 
     def infos(self) -> list[CapsuleInfo]:
         """Return what is known of all capsules, oldest first."""
@@ -117,13 +119,7 @@ class Store(Tiers):
         """Return what is told about a capsule."""
         manifest, exclusive = self.pool.manifest, 0
         if capsule.frozen is not None:
-            # The live trail shares a prefix and frees by itself: its references do not count.
-            counts = self.pool.page_references(capsule.frozen.pages)
-            shared = self.lineage.common(capsule.frozen)
-            alone = np.count_nonzero(counts[:shared] == 2)
-            if shared < len(counts):
-                alone += np.count_nonzero(counts[shared:] == 1)
-            exclusive = int(alone) * PAGE * manifest.row_bytes
+            exclusive = self._alone(capsule, capsule.frozen) * PAGE * manifest.row_bytes
             if self.pool.block_ids.references[capsule.frozen.block] == 1:  # no session's as well
                 exclusive += manifest.fixed_bytes
         return CapsuleInfo(
@@ -132,6 +128,20 @@ class Store(Tiers):
             bytes=manifest.state_bytes(capsule.position), bytes_exclusive=exclusive,
             tiers=capsule.tiers, pinned=capsule.pinned, aligned=capsule.aligned,
             exact_future=capsule.exact_future, created=capsule.created, note=capsule.note)
+
+    def _alone(self, capsule: Capsule, frozen: Frozen) -> int:
+        """Count the pages that nobody else holds; the same ones until some reference changes."""
+        changes, trail, known = self.pool.page_ids.changes, self.lineage.trail, capsule.alone
+        if known is not None and known[0] == changes and known[1] is trail:
+            return known[2]
+        # The live trail shares a prefix and frees by itself: its references do not count.
+        counts = self.pool.page_references(frozen.pages)
+        shared = self.lineage.common(frozen)
+        alone = int(np.count_nonzero(counts[:shared] == 2))
+        if shared < len(counts):
+            alone += int(np.count_nonzero(counts[shared:] == 1))
+        capsule.alone = changes, trail, alone
+        return alone
 
     # -- keeping ------------------------------------------------------------------------------
 

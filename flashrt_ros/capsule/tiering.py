@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from flashrt_ros.capsule.boundary import HostState
+from flashrt_ros.capsule.boundary import EMPTY
 from flashrt_ros.capsule.capsule import Capsule, now
 from flashrt_ros.capsule.files import Files
 from flashrt_ros.capsule.fingerprint import Fingerprint
@@ -80,7 +80,7 @@ class Tiers:
         It goes down and comes up as any capsule, the least recently used first.
         """
         capsule = Capsule('parked', 'parked', '', '', frozen.position, False, time.time(), '',
-                          HostState(), frozen, hidden=True)
+                          EMPTY, frozen, hidden=True)
         self._parked.append(capsule)
         return capsule
 
@@ -273,6 +273,8 @@ class Tiers:
         :raises Corrupt, Incompatible, Storage, Capacity: by what is wrong with its file.
         """
         self._touch(capsule)
+        if capsule.frozen is not None and capsule.file is None:
+            return capsule.frozen
         capsule.moving = True  # hands off while it is under way
         try:
             if capsule.frozen is None:
@@ -295,7 +297,7 @@ class Tiers:
         with self._lock:
             if self._capsules.get(capsule.name) is capsule:
                 self._capsules.move_to_end(capsule.name)
-            capsule.used = now()
+        capsule.used = now()
 
     @contextmanager
     def beside(self, capsule: Capsule) -> Iterator[tuple[Frozen, Pool, Frozen | None] | None]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from flashrt_ros.text.tokenizer import Text
 
 
+_DECODER = codecs.getincrementaldecoder('utf-8')
+
+
 def byte_level_alphabet() -> dict[str, int]:
     """Return the printable character that byte-level BPE writes for each byte (GPT-2's table)."""
     plain = [*range(0x21, 0x7f), *range(0xa1, 0xad), *range(0xae, 0x100)]
@@ -129,7 +132,7 @@ class Detokenizer:
     def __init__(self, text: Text, skip_special: bool = True) -> None:
         self._text = text
         self._skip_special = skip_special
-        self._decoder = codecs.getincrementaldecoder('utf-8')('replace')
+        self._decoder = _DECODER('replace')
         self._start = True
 
     def push(self, token_id: int) -> str:

@@ -35,8 +35,11 @@ class StopMatcher:
                 raise InvalidArgument(
                     f'Each stop string must have 1 to {MAX_STOP_CHARS} characters.')
         self.stops = tuple(dict.fromkeys(stops))
-        self._prefixes = {stop[:n] for stop in self.stops for n in range(1, len(stop))}
-        self._longest = max(map(len, self.stops), default=1) - 1
+        self._prefixes: set[str] = set()
+        self._longest = 0
+        if stops:
+            self._prefixes.update(stop[:n] for stop in self.stops for n in range(1, len(stop)))
+            self._longest = max(map(len, self.stops)) - 1
         self.held = ''  # may still become a stop string
         self._matched: str | None = None
 
