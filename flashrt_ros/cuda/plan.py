@@ -5,6 +5,7 @@ The plan of a CUDA device: a few captured graphs over one arena.
 graph       does                                      used for
 =========== ========================================= ==========================================
 ``step``    sample, hand out, fold, count             every generated token, at every position
+``rest``    what a step does behind the sampling      a first token, see :meth:`step`
 ``fold``    fold one known token                      appends of one token, replays
 ``few``     fold up to 4 known tokens in one pass     short appends, replays
 ``verify``  fold a draft beside the state, sample     steps that a draft foresees
@@ -12,7 +13,7 @@ graph       does                                      used for
 buckets     fold up to 32, 128, 512 known tokens      everything longer
 =========== ========================================= ==========================================
 
-The first four give a token the same bits. Position, live count, sampler settings and counter are
+The first five give a token the same bits. Position, live count, sampler settings and counter are
 device scalars; nothing is baked in. All is allocated and captured at construction and stays at its
 address. The host never waits for a fold: it learns a token from a mailbox in pinned memory while
 the device folds it, and everything else is ordered by the stream.
@@ -21,6 +22,7 @@ the device folds it, and everything else is ordered by the stream.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -65,8 +67,9 @@ class CudaGraphPlan:
                                        mail.ids, mail.count))
         self._prefills = dict(zip(sizes, prefills, strict=True))
         self._sample = front.sample(one)
+        head = one.head(arena[COUNTER])
         self._runs: dict[object, Callable[[], None]] = {
-            'step': _in_order(self._sample, one.run, one.head(arena[COUNTER])),
+            'step': _in_order(self._sample, one.run, head), 'rest': _in_order(one.run, head),
             'fold': _in_order(front.embed(one), one.run, one.head(None))}
         self._ladder: Ladder | None = None
         if self.block > 1:
@@ -120,6 +123,9 @@ class CudaGraphPlan:
         """
         Sample a token, hand it to ``emit`` while the device folds it; return it.
 
+        Where it follows no other, somebody waits for it: the sampler is launched by itself then,
+        since a graph takes longer to start.
+
         :raises InvalidArgument: at position 0, where there are no logits, and at the capacity.
         :raises DeviceFault: if the device has failed or does not answer.
         """
@@ -129,9 +135,10 @@ class CudaGraphPlan:
                 f'a step needs at least one folded token and a free row; the position is '
                 f'{position} of {self.arena.capacity}. Append a prompt, or roll back.')
         self.arena.will_write(position)
-        self._expect('step')
+        first = position != self._next
+        self.mail.expect(self._begin if first else partial(self._go, 'step'))
         self.arena.mirror = position + 1
-        token = self._receive(first=position != self._next)
+        token = self._receive(first)
         self._next = position + 1
         if emit is not None:
             emit(token)
@@ -157,7 +164,7 @@ class CudaGraphPlan:
         assert self._ladder is not None
         self.arena.will_write(position)
         self._send(draft[:count])
-        self._expect('verify')
+        self.mail.expect(partial(self._go, 'verify'))
         self._receive()
         said, taken = self.mail.heard[:count].tolist(), 0
         while taken < count and (not taken or said[taken] == draft[taken]):
@@ -183,8 +190,9 @@ class CudaGraphPlan:
                      else next(bucket for bucket in self._prefills if bucket >= len(piece)))
         self.arena.mirror = position + len(ids)
 
-    def _expect(self, name: object) -> None:
-        self.mail.expect(lambda: self._go(name))
+    def _begin(self) -> None:
+        self._sample()
+        self._go('rest')
 
     def _send(self, ids: Sequence[int]) -> None:
         try:
