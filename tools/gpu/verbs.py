@@ -40,10 +40,11 @@ STAGES = (
     ('capsule.tiering', 'Tiers', 'promote park unpark'),
     ('capsule.lineage', 'Lineage', 'save restore put_back keep _follow _same'),
     ('capsule.pool', 'Pool', 'hold release hold_pages release_pages take'),
-    ('sampling', 'Question', 'ask answer tell'),
+    ('sampling', 'HostSettings', 'choose answer'),
     ('sampling', '', 'choose reseed'),
     ('plan', 'EagerPlan', 'step'),
-    ('cuda.plan', 'CudaGraphPlan', 'step _go _receive'),
+    ('cuda.settings', 'Settings', 'choose answer'),
+    ('cuda.plan', 'CudaGraphPlan', 'step _begin _go _receive'),
     ('cuda.copies', 'Mover', 'move'),
     ('cuda.mail', 'Mail', 'receive expect'),
     ('cuda.driver', 'Launch', '__call__'))
@@ -260,6 +261,7 @@ def main() -> None:
     parser.add_argument('--model', default='random:qwen3.5-0.8b')
     parser.add_argument('--device', default='cuda')
     parser.add_argument('--positions', default='2048,16384')
+    parser.add_argument('--pool-mib', type=int, default=2048)
     parser.add_argument('--repeats', type=int, default=40)
     parser.add_argument('--timelines', default='restore_family,restore_full,first_full,rollback,'
                         'fork,fork_live,save_family')
@@ -267,11 +269,8 @@ def main() -> None:
     args = parser.parse_args()
     positions = [int(each) for each in args.positions.split(',')]
     context = max(positions) + 192
-    from flashrt_ros.cli.opening import pool_bytes
-    engine = Engine(EngineConfig(
-        model=args.model, device=args.device, context=context,
-        pool_bytes=pool_bytes(args.model, 'auto', args.device, context, rows=4 * context,
-                              blocks=24, least=512 << 20)))
+    engine = Engine(EngineConfig(model=args.model, device=args.device, context=context,
+                                 pool_bytes=args.pool_mib << 20))
     gc.collect()
     gc.freeze()
     report: dict[str, Any] = {'model': args.model, 'device': args.device,
