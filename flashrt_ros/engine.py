@@ -331,7 +331,7 @@ class Engine:
         if source is None:
             found = self.store.find(capsule)
             self._check_tail(found)
-            frozen = self.lineage.pool.hold(self.store.promote(found))
+            frozen = self.store.promote(found)  # nothing below makes room, so it stays there
         else:
             frozen, copied = self._sessions.freeze(source)
             found = Capsule(uuid.uuid4().hex, '', source.parent_id, source.name, frozen.position,
@@ -340,15 +340,17 @@ class Engine:
             source.parent_id = found.id
         try:
             pairs = list(itertools.zip_longest(names, seeds))
-            # The live one first: only its copy can fail, and then no other has changed.
-            for name, seed in sorted(pairs, key=lambda pair: pair[0] != self._sessions.live.name):
+            if len(pairs) > 1:  # the live one first: only its copy can fail, nothing changed then
+                pairs.sort(key=lambda pair: pair[0] != self._sessions.live.name)
+            for name, seed in pairs:
                 branch = self._sessions.obtain(name)
                 place = (self._sessions.assign if branch is self._sessions.live
                          else self._sessions.point)
                 copied += place(branch, frozen, found.host, found.id, seed)
             info = self.store.info(found)
         finally:
-            self.lineage.pool.release(frozen)
+            if source is not None:
+                self.lineage.pool.release(frozen)
         self._counts['forks'] += 1
         return ForkResult(info, tuple(names), copied, time.monotonic() - begin)
 
