@@ -271,16 +271,18 @@ class Engine:
                              time.monotonic() - begin)
 
     def _restore(self, found: Capsule, session: str, seed: int | None) -> int:
-        self._check_tail(found)
-        if found.tokens and not found.position:
-            raise InvalidArgument(f'capsule {found.name!r} would reuse nothing; prefill it again.')
+        if found.host.tail:
+            self._check_tail(found)
+            if not found.position:
+                raise InvalidArgument(f'capsule {found.name!r} would reuse nothing; prefill it '
+                                      'again.')
         copied = self._assign(found, session, seed)
         self._counts['restores'] += 1
         return copied
 
     def _check_tail(self, found: Capsule) -> None:
         """Refuse, before a device looks them up, ids in the tail of a file that no token has."""
-        if found.host.tail and max(found.host.tail) >= self.model.config.vocab_size:
+        if max(found.host.tail, default=0) >= self.model.config.vocab_size:
             raise Corrupt(f'the tail of capsule {found.name!r} holds ids that the model does not '
                           'know; save it again.')
 

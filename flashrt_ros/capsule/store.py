@@ -117,10 +117,10 @@ class Store(Tiers):
 
     def info(self, capsule: Capsule) -> CapsuleInfo:
         """Return what is told about a capsule."""
-        manifest, exclusive = self.pool.manifest, 0
-        if capsule.frozen is not None:
-            exclusive = self._alone(capsule, capsule.frozen) * PAGE * manifest.row_bytes
-            if self.pool.block_ids.references[capsule.frozen.block] == 1:  # no session's as well
+        manifest, exclusive, frozen = self.pool.manifest, 0, capsule.frozen
+        if frozen is not None:
+            exclusive = self._alone(capsule, frozen) * PAGE * manifest.row_bytes
+            if self.pool.block_ids.references[frozen.block] == 1:  # no session's as well
                 exclusive += manifest.fixed_bytes
         return CapsuleInfo(
             name=capsule.name, id=capsule.id, parent_id=capsule.parent_id,
