@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from flashrt_ros import sampling
 from flashrt_ros.arena import Arena
 from flashrt_ros.capsule.boundary import EMPTY, HostState
 from flashrt_ros.capsule.capsule import Capsule
@@ -20,7 +21,6 @@ from flashrt_ros.errors import Busy, Canceled, DeadlineExceeded, InvalidArgument
 from flashrt_ros.plan import Plan
 from flashrt_ros.prompting import Prompting, Turn
 from flashrt_ros.results import GenerateRequest, Generation, SaveResult, Stopwatch
-from flashrt_ros.sampling import Sampling
 from flashrt_ros.session import Answer, check_room, Piece, Session
 from flashrt_ros.sessions import Sessions
 from flashrt_ros.text import StopMatcher
@@ -137,7 +137,7 @@ class Answering:
             if value is not None:
                 chosen[name] = value
         if chosen:
-            Sampling(**chosen)  # type: ignore[arg-type]  # refuses what is out of range
+            sampling.check(**chosen)  # type: ignore[arg-type]
         matcher = StopMatcher(request.stop)
         capsule = self._store.find(request.capsule) if request.capsule else None
         origin = capsule or self._sessions.find(request.session)

@@ -345,10 +345,7 @@ class Engine:
             if len(pairs) > 1:  # the live one first: only its copy can fail, nothing changed then
                 pairs.sort(key=lambda pair: pair[0] != self._sessions.live.name)
             for name, seed in pairs:
-                branch = self._sessions.obtain(name)
-                place = (self._sessions.assign if branch is self._sessions.live
-                         else self._sessions.point)
-                copied += place(branch, frozen, found.host, found.id, seed)
+                copied += self._sessions.branch(name, frozen, found.host, found.id, seed)
             info = self.store.info(found)
         finally:
             if source is not None:

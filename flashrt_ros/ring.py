@@ -98,9 +98,18 @@ class Ring:
         return kept in self._kept
 
     def adopt(self, position: int, block: int, grid: bool) -> Kept | None:
-        """Keep a block of somebody else's, as the grid boundary too where it is one."""
+        """
+        Keep a block of somebody else's alone, as the grid boundary too where it is one.
+
+        :return: what is kept; None for the empty boundary, which is always there.
+        """
+        there = self._kept[0] if len(self._kept) == 1 else None
+        if there is not None and there.position == position and there.block == block and (
+                self.grid.block == block if grid and self.grid else not grid and not self.grid):
+            return there  # back to where it was: a block that is held is no other one meanwhile
+        self.clear()
         if not position:
-            return None  # the empty boundary is always there
+            return None
         self._pool.hold_block(block, 2 if grid else 1)
         kept = Kept(position, block)
         self._kept.append(kept)

@@ -44,18 +44,25 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and 0.0 <= self.temperature <= 100.0):
-            raise InvalidArgument(
-                f'temperature must lie in [0, 100] (0 is greedy), not {self.temperature}.')
-        if not (hasattr(self.top_k, '__index__') and hasattr(self.seed, '__index__')):
-            raise InvalidArgument('top_k and seed must be integers, not '
-                                  f'{self.top_k!r} and {self.seed!r}.')
-        if not 0 <= self.top_k < 2 ** 31:
-            raise InvalidArgument(f'top_k must be 0 (off) or a positive count, not {self.top_k}.')
-        if not (math.isfinite(self.top_p) and _LEAST <= self.top_p <= 1.0):
-            raise InvalidArgument(f'top_p must lie in (0, 1] (1 is off), not {self.top_p}.')
-        if not 0 <= self.seed <= _U64:
-            raise InvalidArgument(f'seed must be an unsigned 64-bit number, not {self.seed}.')
+        check(self.temperature, self.top_k, self.top_p, self.seed)
+
+
+def check(temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, seed: int = 0) -> None:
+    """
+    Refuse what is no setting of a sampler.
+
+    :raises InvalidArgument: for a value outside its range.
+    """
+    if not (math.isfinite(temperature) and 0.0 <= temperature <= 100.0):
+        raise InvalidArgument(f'temperature must lie in [0, 100] (0 is greedy), not {temperature}.')
+    if not (hasattr(top_k, '__index__') and hasattr(seed, '__index__')):
+        raise InvalidArgument(f'top_k and seed must be integers, not {top_k!r} and {seed!r}.')
+    if not 0 <= top_k < 2 ** 31:
+        raise InvalidArgument(f'top_k must be 0 (off) or a positive count, not {top_k}.')
+    if not (math.isfinite(top_p) and _LEAST <= top_p <= 1.0):
+        raise InvalidArgument(f'top_p must lie in (0, 1] (1 is off), not {top_p}.')
+    if not 0 <= seed <= _U64:
+        raise InvalidArgument(f'seed must be an unsigned 64-bit number, not {seed}.')
 
 
 def buffers(vocab_size: int) -> list[Buffer]:

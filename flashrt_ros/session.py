@@ -138,13 +138,14 @@ class Session:
 
     def become(self, host: HostState, parent_id: str, kept: Frozen | None, epoch: int) -> None:
         """Take over another boundary's host part; its block serves as a kept boundary."""
-        self.ring.clear()
         self._host, self._sampled, self.parent_id = host, 0, parent_id
         self.epoch, self._same = epoch, None
-        if kept is not None:
-            pure = host.schedule.pure_grid(self._plan.grid)
-            self._same = self.ring.adopt(kept.position, kept.block,
-                                         bool(pure) and kept.position == pure)
+        if kept is None:
+            self.ring.clear()
+            return
+        pure = host.schedule.pure_grid(self._plan.grid)
+        self._same = self.ring.adopt(kept.position, kept.block,
+                                     bool(pure) and kept.position == pure)
 
     def changed(self) -> None:
         """Note that the live fixed block is no longer what it became."""

@@ -185,6 +185,22 @@ class Sessions:
             session.changed()
         return copied
 
+    def branch(self, name: str, frozen: Frozen, host: HostState, parent_id: str,
+               seed: int | None) -> int:
+        """
+        Put a session, created where there is none, at a frozen boundary; return the bytes copied.
+
+        Only the live one is copied to; the names were checked.
+        """
+        session = self._by_name.get(name)
+        if session is None:
+            session = self._build(name, self.next_epoch())
+            self.point(session, frozen, host, parent_id, seed)
+            self._by_name[name] = session
+            return 0
+        place = self.assign if session is self.live else self.point
+        return place(session, frozen, host, parent_id, seed)
+
     def point(self, session: Session, frozen: Frozen, host: HostState, parent_id: str,
               seed: int | None) -> int:
         """Put a parked session at a frozen boundary; return the bytes copied, none."""

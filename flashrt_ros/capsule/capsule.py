@@ -97,6 +97,7 @@ class Capsule:
     warnings: list[str] = field(default_factory=list)
     #: pages that only it holds, by :meth:`Store.info`, and what that was read off
     alone: tuple[int, Pages, int] | None = None
+    told: CapsuleInfo | None = None  # what was told last
 
     @property
     def tokens(self) -> int:

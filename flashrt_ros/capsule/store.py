@@ -122,12 +122,17 @@ class Store(Tiers):
             exclusive = self._alone(capsule, frozen) * PAGE * manifest.row_bytes
             if self.pool.block_ids.references[frozen.block] == 1:  # no session's as well
                 exclusive += manifest.fixed_bytes
-        return CapsuleInfo(
+        tiers, told = capsule.tiers, capsule.told
+        if told is not None and told.bytes_exclusive == exclusive and told.tiers == tiers and (
+                told.pinned == capsule.pinned):
+            return told  # nothing else of it ever changes
+        capsule.told = told = CapsuleInfo(
             name=capsule.name, id=capsule.id, parent_id=capsule.parent_id,
             session=capsule.session, fingerprint=self.fingerprint.digest, tokens=capsule.tokens,
             bytes=manifest.state_bytes(capsule.position), bytes_exclusive=exclusive,
-            tiers=capsule.tiers, pinned=capsule.pinned, aligned=capsule.aligned,
+            tiers=tiers, pinned=capsule.pinned, aligned=capsule.aligned,
             exact_future=capsule.exact_future, created=capsule.created, note=capsule.note)
+        return told
 
     def _alone(self, capsule: Capsule, frozen: Frozen) -> int:
         """Count the pages that nobody else holds; the same ones until some reference changes."""

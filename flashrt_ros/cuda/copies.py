@@ -56,8 +56,14 @@ class Mover:
         self._live, self._fixed_bytes = arena.fixed.data_ptr(), arena.fixed.numel()
         self._blocks, self._pitch = pool.blocks.data_ptr(), pool.blocks.stride(0)
         tools = Toolbox(arena.device, torch.bfloat16)
-        self._launch = Launch(tools.kernel('copy.cu', 'move_boundary'),
-                              (tools.multiprocessors * 4,), 512, (table,), chained=False)
+        grid = (tools.multiprocessors * 4,)
+        self._launch = Launch(tools.kernel('copy.cu', 'move_boundary'), grid, 512, (table,),
+                              chained=False)
+        # A launch without the table takes less: usually there are no rows to move.
+        self._to, self._from = ctypes.c_void_p(), ctypes.c_void_p()
+        self._launch_fixed = Launch(
+            tools.kernel('copy.cu', 'move_fixed'), grid, 512,
+            (self._to, self._from, ctypes.c_int64(self._fixed_bytes)), chained=False)
         tools.finish()
 
     def move(self, block: int, pages: Sequence[int] | np.ndarray, first: int, begin: int, end: int,
@@ -68,9 +74,13 @@ class Mover:
         :param pages: pool pages of rows from ``first * PAGE`` on.
         :param restore: from the pool to the live state, else the other way.
         """
-        table = self._table
-        copied = self._fixed_bytes + max(0, end - begin) * self._row_bytes
         live, kept = self._live, self._blocks + block * self._pitch
+        if begin >= end:
+            self._to.value, self._from.value = (live, kept) if restore else (kept, live)
+            self._launch_fixed()
+            return self._fixed_bytes
+        table = self._table
+        copied = self._fixed_bytes + (end - begin) * self._row_bytes
         table.fixed_to, table.fixed_from = (live, kept) if restore else (kept, live)
         table.fixed_bytes = self._fixed_bytes
         table.restore = restore
@@ -78,8 +88,7 @@ class Mover:
             stop = min(end, (begin // PAGE + PAGES) * PAGE)
             low, high = begin // PAGE, -(-stop // PAGE)
             table.begin, table.end, table.first = begin, stop, low
-            if stop > begin:
-                self._pages[:high - low] = pages[low - first:high - first]
+            self._pages[:high - low] = pages[low - first:high - first]
             self._launch()
             table.fixed_bytes, begin = 0, stop
             if begin >= end:

@@ -191,7 +191,10 @@ class CudaGraphPlan:
         self.arena.mirror = position + len(ids)
 
     def _begin(self) -> None:
-        self._sample()
+        try:
+            self._sample()
+        except (RuntimeError, DeviceFault) as error:
+            raise self._lost(error) from error
         self._go('rest')
 
     def _send(self, ids: Sequence[int]) -> None:
@@ -212,7 +215,7 @@ class CudaGraphPlan:
                 self._runs[name]()
             else:
                 self.graphs[name].replay()
-        except RuntimeError as error:
+        except (RuntimeError, DeviceFault) as error:
             raise self._lost(error) from error
 
     def _lost(self, error: BaseException) -> DeviceFault:

@@ -31,7 +31,7 @@ class Settings:
     """
 
     def __init__(self, arena: Arena) -> None:
-        self._device = arena.device
+        self._arena = arena
         self._wish = _Wish()
         self._told = torch.zeros(_TOLD.size, dtype=torch.uint8).pin_memory()
         self._bytes = self._told.numpy().data
@@ -47,7 +47,7 @@ class Settings:
         """
         Change some settings of the state, leave the others, and ask what they are then.
 
-        :raises DeviceFault: if the device has failed.
+        :raises DeviceFault: if the device has failed; the state is invalid then.
         """
         wish, given = self._wish, 0
         for name, value in chosen.items():
@@ -58,7 +58,12 @@ class Settings:
             given |= _BITS['counter']
         self._number = wish.number = (self._number + 1) & 0xffffffff
         wish.given = given
-        self._launch()
+        try:
+            self._launch()
+        except (RuntimeError, DeviceFault) as error:
+            self._arena.valid = False
+            raise DeviceFault(f'the CUDA device failed ({error}); clean up and configure '
+                              'again.') from error
 
     def answer(self) -> tuple[float, int, float, int, int]:
         """
@@ -68,7 +73,7 @@ class Settings:
         """
         for late in (False, True):
             if late:  # nobody waited for what was queued behind the question, a token say
-                torch.cuda.synchronize(self._device)
+                torch.cuda.synchronize(self._arena.device)
             temperature, top_p, top_k, number, seed, counter = _TOLD.unpack_from(self._bytes)
             if number == self._number:
                 return temperature, top_k, top_p, seed, counter

@@ -41,6 +41,11 @@ DEVICE void move(char* to, const char* from, i64 bytes, i64 worker, i64 workers)
 }
 
 extern "C" __global__ void __launch_bounds__(512)
+move_fixed(char* to, const char* from, i64 bytes) {
+    move(to, from, bytes, (i64)blockIdx.x * blockDim.x + threadIdx.x, (i64)gridDim.x * blockDim.x);
+}
+
+extern "C" __global__ void __launch_bounds__(512)
 move_boundary(const __grid_constant__ Table table) {
     const i64 worker = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     const i64 workers = (i64)gridDim.x * blockDim.x;
