@@ -24,7 +24,6 @@ from flashrt_ros.config import (
 from flashrt_ros.errors import Incompatible, InvalidArgument
 from flashrt_ros.models import load_model, Model
 from flashrt_ros.plan import EagerPlan, manifest_of, Plan
-from flashrt_ros.sampling import HostSettings, Settings
 from flashrt_ros.text import Text
 
 
@@ -36,7 +35,6 @@ class Parts:
     text: Text
     arena: Arena
     plan: Plan
-    settings: Settings
     lineage: Lineage
     fingerprint: Fingerprint
     store: Store
@@ -101,14 +99,12 @@ def _assemble(config: EngineConfig, tell: Callable[[str], None]) -> Parts:
     arena = Arena(manifest, config.context, device)
     plan = build_plan(model, arena)
     lineage = Lineage(arena, Pool(manifest, pool, device, blocks))
-    soft, settings = {}, None
+    soft = {}
     if device == 'cuda':
         from flashrt_ros.cuda.compiler import sources_digest
         from flashrt_ros.cuda.copies import Mover
         from flashrt_ros.cuda.nvrtc import compiler
-        from flashrt_ros.cuda.settings import Settings as DeviceSettings
         lineage.mover = Mover(arena, lineage.pool)
-        settings = DeviceSettings(arena)
         soft['cuda_sources'] = sources_digest()
         soft['nvrtc'] = '.'.join(map(str, compiler().version))
     tell('taking the fingerprint')
@@ -116,5 +112,5 @@ def _assemble(config: EngineConfig, tell: Callable[[str], None]) -> Parts:
     disk = open_tier(config.directory, config.disk_bytes) if config.directory else None
     host = Pool(manifest, config.host_bytes, min_blocks=1, option='capsules.host_bytes',
                 pinned=device == 'cuda') if config.host_bytes else None
-    return Parts(model, text, arena, plan, settings or HostSettings(arena), lineage, fingerprint,
+    return Parts(model, text, arena, plan, lineage, fingerprint,
                  Store(lineage, fingerprint, config.context, disk, host))

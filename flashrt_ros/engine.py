@@ -71,7 +71,6 @@ class Engine:
         self.fingerprint = parts.fingerprint
         sampling.write(self.arena, config.sampling, 0)
         self._empty, _ = self.lineage.save()
-        self._settings = parts.settings
         self._prompting = Prompting(self.text, self.model.config.vocab_size)
         self._sessions = Sessions(self.lineage, self.store, self._save, self._empty,
                                   self._new_session, config.max_sessions)
@@ -93,7 +92,7 @@ class Engine:
         ring = Ring(self.lineage, self._empty.block, config.ring_boundaries, config.ring_tokens,
                     config.ring_bytes)
         return Session(name, epoch, self.plan, self.lineage, self.text,
-                       self.model.config.eos_token_ids, self._settings, ring, self._save,
+                       self.model.config.eos_token_ids, ring, self._save,
                        config.draft_tokens)
 
     # -- sessions -----------------------------------------------------------------------------

@@ -69,6 +69,10 @@ class Plan(Protocol):
     block: int  # tokens that an append folds with the bits of as many steps
     aside: Callable[[], None] | None  # called within a fold, or while a device is at it
 
+    @property
+    def settings(self) -> sampling.Settings:
+        """Those of the sampler; what is chosen holds from the next step on."""
+
     def append(self, ids: Sequence[int]) -> None:
         """Fold up to ``grid`` known tokens."""
 
@@ -105,6 +109,7 @@ class EagerPlan:
         self._tokens = arena[TOKENS].view(-1)
         self._mailbox = arena[MAILBOX]
         self._counter = arena['sampler.counter']
+        self.settings = sampling.HostSettings(arena)
 
     @torch.inference_mode()
     def append(self, ids: Sequence[int]) -> None:

@@ -80,14 +80,13 @@ class Session:
     """
     One conversation. Verbs may be called only while it is live; the engine sees to that.
 
-    :param settings: changes those of the sampler and asks what they are.
     :param ring: keeps light boundaries for cheap rollbacks.
     :param save: freezes the live boundary, making room where needed; the lineage's own by default.
     :param draft_tokens: most tokens that are guessed and verified at once; 0 for none.
     """
 
     def __init__(self, name: str, epoch: int, plan: Plan, lineage: Lineage, text: Text,
-                 eos: Collection[int], settings: sampling.Settings, ring: Ring,
+                 eos: Collection[int], ring: Ring,
                  save: Callable[[], tuple[Frozen, int]] | None = None,
                  draft_tokens: int = 0) -> None:
         self.name = name
@@ -99,7 +98,7 @@ class Session:
         self._lineage = lineage
         self._text = text
         self._eos = frozenset(eos)
-        self._settings = settings
+        self._settings = plan.settings
         self._draft_tokens = draft_tokens
         self.ring = ring
         self._save = save or lineage.save

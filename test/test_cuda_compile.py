@@ -42,7 +42,6 @@ VARIANTS = [
                            'EPILOGUE': epilogue}) for epilogue in range(3)),
     ('chunk.cu', {'HIDDEN': 1024, 'MLP': 3584, 'PARTS': 4}),
     ('copy.cu', {}),
-    ('settings.cu', {}),
 ]
 HOPPER = [('chunk_attend_hopper.cu', {**ATTENTION, 'SIZE': 512, 'KEYS': 80})]
 

@@ -13,6 +13,7 @@ from flashrt_ros.cuda import decode
 from flashrt_ros.cuda.decode import Decode, Ladder, Weights
 from flashrt_ros.cuda.driver import Launch, Toolbox
 from flashrt_ros.cuda.mail import Mail
+from flashrt_ros.cuda.settings import Settings, Wish
 from flashrt_ros.plan import MAILBOX, TOKENS
 
 COUNTER = 'sampler.counter'
@@ -21,17 +22,23 @@ COUNTER = 'sampler.counter'
 class Front:
     """Launches of ``sample.cu`` over one arena, all with the same work space."""
 
-    def __init__(self, model, arena: Arena, weights: Weights, tools: Toolbox, mail: Mail) -> None:
+    def __init__(self, model, arena: Arena, weights: Weights, tools: Toolbox, mail: Mail,
+                 settings: Settings) -> None:
         self._arena, self._weights, self._tools, self._mail = arena, weights, tools, mail
+        self._settings, self._no_wish = settings, Wish()
         self._blocks = blocks = min(128, tools.multiprocessors)
         config = model.config
         self._sizes = {'V': config.vocab_size, 'HIDDEN': config.hidden, 'BLOCKS': blocks}
         work = 16 + 8 * (1 + 2 * 2048 + 4096 + 6 * 2048 + 3 * blocks + 1)  # struct Work
         self.work = torch.zeros(work, dtype=torch.uint8, device=arena.device)
 
-    def sample(self, run: Decode) -> Launch:
-        """Choose the next token, hand it out, put its embedding in front of ``run``."""
-        launch = self._sample(self._arena[sampling.LOGITS], run.x, None, None, 0, 1)
+    def sample(self, run: Decode, wish: Wish | None = None) -> Launch:
+        """
+        Choose the next token, hand it out, put its embedding in front of ``run``.
+
+        :param wish: of settings to choose first; of a launch outside of a graph.
+        """
+        launch = self._sample(self._arena[sampling.LOGITS], run.x, None, None, 0, 1, wish)
         launch.ask_ahead(run.first, decode.AHEAD)
         return launch
 
@@ -50,14 +57,14 @@ class Front:
                 for index, each in enumerate(sources)]
 
     def _sample(self, logits: Tensor, x: Tensor, said: Tensor | None, heard: Tensor | None,
-                index: int, block: int) -> Launch:
+                index: int, block: int, wish: Wish | None = None) -> Launch:
         arena, mail = self._arena, self._mail
         kernel = self._tools.kernel('sample.cu', 'sample', **self._sizes)
         return Launch(kernel, (self._blocks,), 512, (
             logits, arena['sampler.temperature'], arena['sampler.top_p'], arena['sampler.top_k'],
             arena['sampler.seed'], arena[COUNTER], arena[POSITION], arena[MAILBOX], mail.box,
-            mail.sent, self._weights.table, x, arena[TOKENS], self.work, said, heard, index, block,
-            *decode.NOTHING))
+            mail.sent, self._weights.table, x, arena[TOKENS], self.work, said, heard,
+            wish or self._no_wish, self._settings.told, index, block, *decode.NOTHING))
 
     def embed(self, run: Decode, chosen: Tensor | None = None) -> Launch:
         """Put the embeddings of the ids that were sent in front of ``run``."""

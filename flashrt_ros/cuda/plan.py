@@ -29,10 +29,11 @@ import torch
 from flashrt_ros.arena import Arena
 from flashrt_ros.cuda import decode, prefill
 from flashrt_ros.cuda.decode import Decode, Ladder, Weights
-from flashrt_ros.cuda.driver import Toolbox
+from flashrt_ros.cuda.driver import Launch, Toolbox
 from flashrt_ros.cuda.front import COUNTER, Front
 from flashrt_ros.cuda.mail import Mail
 from flashrt_ros.cuda.prefill import Prefill, Room
+from flashrt_ros.cuda.settings import Settings
 from flashrt_ros.errors import DeviceFault, InvalidArgument
 from flashrt_ros.plan import GRID, manifest_of
 
@@ -57,7 +58,8 @@ class CudaGraphPlan:
         self.block = decode.block_size(model, tools.shared)  # tokens that get a step's bits at once
         self._weights = Weights(model, arena.capacity)
         self.mail = mail = Mail(device, grid, decode.BLOCK)
-        self._front = front = Front(model, arena, self._weights, tools, mail)
+        self.settings = Settings(device)
+        self._front = front = Front(model, arena, self._weights, tools, mail, self.settings)
         self._decode = one = Decode(model, arena, self._weights, tools)
         self._room = Room(device)
         sizes = [*(b for b in BUCKETS if b < grid), grid]
@@ -67,6 +69,7 @@ class CudaGraphPlan:
                                        mail.ids, mail.count))
         self._prefills = dict(zip(sizes, prefills, strict=True))
         self._sample = front.sample(one)
+        self._sample_first = front.sample(one, self.settings.wish)
         head = one.head(arena[COUNTER])
         self._runs: dict[object, Callable[[], None]] = {
             'step': _in_order(self._sample, one.run, head), 'rest': _in_order(one.run, head),
@@ -124,19 +127,23 @@ class CudaGraphPlan:
         Sample a token, hand it to ``emit`` while the device folds it; return it.
 
         Where it follows no other, somebody waits for it: the sampler is launched by itself then,
-        since a graph takes longer to start.
+        since a graph takes longer to start, and with the settings that were chosen.
 
         :raises InvalidArgument: at position 0, where there are no logits, and at the capacity.
         :raises DeviceFault: if the device has failed or does not answer.
         """
+        chosen, self.settings.waiting = self.settings.waiting, False
         position = self._ready()
         if not 0 < position < self.arena.capacity:
             raise InvalidArgument(
                 f'a step needs at least one folded token and a free row; the position is '
                 f'{position} of {self.arena.capacity}. Append a prompt, or roll back.')
         self.arena.will_write(position)
-        first = position != self._next
-        self.mail.expect(self._begin if first else partial(self._go, 'step'))
+        first = chosen or position != self._next
+        if first:
+            self.mail.expect(partial(self._begin, self._sample_first if chosen else self._sample))
+        else:
+            self.mail.expect(partial(self._go, 'step'))
         self.arena.mirror = position + 1
         token = self._receive(first)
         self._next = position + 1
@@ -158,7 +165,7 @@ class CudaGraphPlan:
         """
         position = self._ready()
         count = min(len(draft), self.block, self.arena.capacity - position)
-        if count < 2 or not position:
+        if count < 2 or not position or self.settings.waiting:
             self.step(emit)
             return 1
         assert self._ladder is not None
@@ -190,9 +197,9 @@ class CudaGraphPlan:
                      else next(bucket for bucket in self._prefills if bucket >= len(piece)))
         self.arena.mirror = position + len(ids)
 
-    def _begin(self) -> None:
+    def _begin(self, sample: Launch) -> None:
         try:
-            self._sample()
+            sample()
         except (RuntimeError, DeviceFault) as error:
             raise self._lost(error) from error
         self._go('rest')

@@ -44,7 +44,7 @@ STAGES = (
     ('sampling', '', 'choose reseed'),
     ('plan', 'EagerPlan', 'step'),
     ('cuda.settings', 'Settings', 'choose answer'),
-    ('cuda.plan', 'CudaGraphPlan', 'step _begin _go _receive'),
+    ('cuda.plan', 'CudaGraphPlan', 'step verify _begin _go _receive'),
     ('cuda.copies', 'Mover', 'move'),
     ('cuda.mail', 'Mail', 'receive expect'),
     ('cuda.driver', 'Launch', '__call__'))

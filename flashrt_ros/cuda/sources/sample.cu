@@ -190,6 +190,49 @@ DEVICE void keep_from(Candidates& c, u64 last) {
     for (int i = 0; i < FEW; ++i) c.kept &= ~((u32)(c.order[i] < last) << i);
 }
 
+// Settings that were chosen for a first token come with its launch, and what they are then goes back
+// by plain stores to pinned memory: no copy and no launch more stands in front of the token. In a
+// graph nothing is given and nobody asks.
+struct Wish {
+    float temperature, top_p;
+    int top_k;
+    u32 given;  // a bit for each of the five, in this order
+    u64 seed;
+    i64 counter;
+    u32 number;  // 0: nobody asks
+};
+
+struct Told {
+    float temperature, top_p;
+    int top_k;
+    u32 number;  // of the wish; written last
+    i64 seed, counter;
+};
+
+struct Settings {
+    float* temperature;
+    float* top_p;
+    int* top_k;
+    i64* seed;
+    i64* counter;
+};
+
+DEVICE void settle(const Wish& wish, const Settings& now, Told* told) {
+    if (wish.given & 1) *now.temperature = wish.temperature;
+    if (wish.given & 2) *now.top_p = wish.top_p;
+    if (wish.given & 4) *now.top_k = wish.top_k;
+    if (wish.given & 8) *now.seed = (i64)wish.seed;
+    if (wish.given & 16) *now.counter = wish.counter;
+    told->temperature = *now.temperature;
+    told->top_p = *now.top_p;
+    told->top_k = *now.top_k;
+    told->seed = *now.seed;
+    told->counter = *now.counter;
+    __threadfence_system();
+    *(volatile u32*)&told->number = wish.number;
+    __threadfence_system();
+}
+
 // What becomes of a token. A step's goes out and into the fold; said, where there is one, collects
 // the tokens that a block is checked against, and only the last of them is announced.
 struct Out {
@@ -229,11 +272,18 @@ DEVICE void finish(int token, const Out& to) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-sample(const float* logits, const float* temperature, const float* top_p, const int* top_k,
-       const i64* seed, const i64* counter, const i64* position, int* mailbox, u64* box,
-       u32* sent, const elem* table, float* x, int* tokens, Work* work, int* said, int* heard,
-       int index, int block, const char* ahead, i64 ahead_bytes) {
+sample(const float* logits, float* temperature, float* top_p, int* top_k, i64* seed,
+       i64* counter, const i64* position, int* mailbox, u64* box, u32* sent, const elem* table,
+       float* x, int* tokens, Work* work, int* said, int* heard,
+       const __grid_constant__ Wish wish, Told* told, int index, int block, const char* ahead,
+       i64 ahead_bytes) {
     const Out goes = {position, mailbox, box, sent, table, x, tokens, said, heard, index, block};
+    // Whoever is last writes what was given, while others may still read: they have it from here.
+    auto hand_out = [&](int chosen) {
+        if (threadIdx.x == 0 && wish.number)
+            settle(wish, {temperature, top_p, top_k, seed, counter}, told);
+        finish(chosen, goes);
+    };
     __shared__ u64 room[THREADS / 32];
     __shared__ u64 local[2][BINS];
     __shared__ bool last;
@@ -257,7 +307,7 @@ sample(const float* logits, const float* temperature, const float* top_p, const 
         best = other > best ? other : best;
     }
     if (tid % 32 == 0) atomicMax(&work->best, best);
-    const double heat = *temperature;
+    const double heat = wish.given & 1 ? wish.temperature : *temperature;
     if (heat == 0.0) {
         __threadfence();
         __syncthreads();
@@ -271,16 +321,19 @@ sample(const float* logits, const float* temperature, const float* top_p, const 
             work->finished = 0;
         }
         __syncthreads();
-        finish(token, goes);
+        hand_out(token);
         return;
     }
     meet(work);
     const double top = (double)float_of((u32)(look(&work->best) >> 32)) / heat;
     auto mass = [&](float logit) { return (u64)(exp((double)logit / heat - top) * ONE); };
-    const int k = *top_k;
-    const bool by_count = 0 < k && k < V, by_mass = *top_p < 1.0f;
+    const int k = wish.given & 4 ? wish.top_k : *top_k;
+    const float share = wish.given & 2 ? wish.top_p : *top_p;
+    const u64 key = wish.given & 8 ? wish.seed : (u64)*seed;
+    const u64 number = (u64)(wish.given & 16 ? wish.counter : *counter) + index;
+    const bool by_count = 0 < k && k < V, by_mass = share < 1.0f;
     auto nucleus = [&](u64 sum) {
-        const double goal = ceil((double)*top_p * (double)sum);
+        const double goal = ceil((double)share * (double)sum);
         return goal < 1.0 ? 1 : goal > (double)sum ? sum : (u64)goal;
     };
     if (by_count || by_mass) {
@@ -341,11 +394,11 @@ sample(const float* logits, const float* temperature, const float* top_p, const 
                 wanted = nucleus(total_mass(c, room));
             }
             if (by_mass) keep_from(c, select(c, true, wanted, 54, false, bins, room));
-            const u64 draw = __umul64hi(random_bits(*seed, *counter + index) << 11, total_mass(c, room));
+            const u64 draw = __umul64hi(random_bits(key, number) << 11, total_mass(c, room));
             const u64 place = select(c, true, draw + 1, 22, true, bins, room);
             for (int i = tid; i < 2 * BINS; i += THREADS) work->coarse[0][i] = 0;
             if (tid == 0) work->best = work->listed = work->finished = 0;
-            finish(0x3fffff - (int)place, goes);
+            hand_out(0x3fffff - (int)place);
             return;
         }
         meet(work);  // everyone has read these
@@ -421,7 +474,7 @@ sample(const float* logits, const float* temperature, const float* top_p, const 
         if (b < blockIdx.x) before += part;
         total += part;
     }
-    const u64 u = random_bits(*seed, *counter + index);
+    const u64 u = random_bits(key, number);
     const u64 draw = __umul64hi(u << 11, total);  // floor(u 2^-53 total) < total
     u64 seen = before + to - sum;
     if (tid == 0) last = before <= draw && draw < before + look(&work->sums[2][blockIdx.x]);
@@ -435,7 +488,7 @@ sample(const float* logits, const float* temperature, const float* top_p, const 
                 if (seen > draw) { token = id; break; }
             }
     __syncthreads();
-    finish(token, goes);
+    hand_out(token);
 }
 
 // Fold known tokens: their embeddings in front of the first layer, their ids in their rows. The
