@@ -34,7 +34,8 @@ def told(arena):
 
 @pytest.mark.parametrize(('chosen', 'counter'), [
     ({}, None), ({'temperature': 0.0}, None), ({'top_p': 0.25}, None), ({'top_k': 7}, 0),
-    ({'seed': 2 ** 64 - 1}, 5), ({'temperature': 1.5, 'top_p': 1.0, 'top_k': 0, 'seed': 0}, 2 ** 40),
+    ({'seed': 2 ** 64 - 1}, 5),
+    ({'temperature': 1.5, 'top_p': 1.0, 'top_k': 0, 'seed': 0}, 2 ** 40),
     ({'temperature': 1.25, 'top_p': 1.0}, 3), ({'top_k': 0}, None), ({'top_k': 600}, None)])
 def test_a_step_is_that_of_a_state_with_these_settings(plan, chosen, counter):
     arena = plan.arena
