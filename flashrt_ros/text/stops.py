@@ -25,7 +25,7 @@ class StopMatcher:
 
         :raises InvalidArgument: too many, empty, too long or not text.
         """
-        if isinstance(stops, (str, bytes)) or not isinstance(stops, Sequence):
+        if isinstance(stops, (str, bytes)) or not isinstance(stops, (tuple, list, Sequence)):
             raise InvalidArgument('stop must be a list of strings; write ["..."] for a single one.')
         if len(stops) > MAX_STOPS:
             raise InvalidArgument(
