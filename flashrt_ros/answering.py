@@ -25,6 +25,7 @@ from flashrt_ros.session import Answer, check_room, Piece, Session
 from flashrt_ros.sessions import Sessions
 from flashrt_ros.text import StopMatcher
 
+_NO_STOPS = StopMatcher()  # has nothing to remember, so it serves all
 STOPPED = (FinishReason.CANCELED, FinishReason.PREEMPTED, FinishReason.TIMEOUT)
 
 
@@ -138,7 +139,7 @@ class Answering:
                 chosen[name] = value
         if chosen:
             sampling.check(**chosen)  # type: ignore[arg-type]
-        matcher = StopMatcher(request.stop)
+        matcher = StopMatcher(request.stop) if request.stop != () else _NO_STOPS
         capsule = self._store.find(request.capsule) if request.capsule else None
         origin = capsule or self._sessions.find(request.session)
         host, position = (origin.host, origin.position) if origin else (EMPTY, 0)

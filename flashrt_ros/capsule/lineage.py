@@ -111,7 +111,8 @@ class Lineage:
                 for row, place, count in runs(fresh, start, position):
                     faults.point('save.rows')
                     copied += self.pool.rows.copy_from(arena.rows, row, place, count)
-        pages = np.concatenate((self.trail[:shared], fresh))
+        pages = (np.concatenate((self.trail[:shared], fresh))
+                 if len(fresh) or shared < len(self.trail) else self.trail)
         self.pool.hold_pages(pages[:shared])  # the capsule's references; fresh ones came with one
         self._follow(pages, position)
         return Frozen(position, block, pages), copied
@@ -184,6 +185,8 @@ class Lineage:
         length = min(len(self.trail), len(frozen.pages))
         if frozen.pages is self.trail:
             return length  # the usual case: back to where it was restored from
+        if not length or self.trail[0] != frozen.pages[0]:
+            return 0
         differs = np.flatnonzero(self.trail[:length] != frozen.pages[:length])
         return int(differs[0]) if len(differs) else length
 
@@ -227,7 +230,8 @@ class Lineage:
         if pages is not self.trail:
             self.pool.hold_pages(pages)
             old, self.trail = self.trail, pages
-            self.pool.release_pages(old)
+            if len(old):
+                self.pool.release_pages(old)
         self.arena.clean = position
 
     def _follow_abroad(self, pool: Pool, frozen: Frozen) -> None:

@@ -78,6 +78,12 @@ class Uids:
             first, self._next = self._next, self._next + count
         return np.arange(first, first + count)
 
+    def take_one(self) -> int:
+        """Return a number that nobody had."""
+        with self._lock:
+            self._next += 1
+            return self._next - 1
+
 
 _uids = Uids()
 
@@ -134,6 +140,21 @@ class Ids:
         self.changes += 1
         self.available -= wanted
         return places
+
+    def take_one(self) -> int:
+        """As :meth:`take`, for one place."""
+        if not self.available:
+            raise PoolFull(self._full(1), self.what.split()[-1], 1)
+        place, length = self._free[0]
+        if length == 1:
+            del self._free[0]
+        else:
+            self._free[0] = (place + 1, length - 1)
+        self.references[place] = 1
+        self.uids[place] = _uids.take_one()
+        self.changes += 1
+        self.available -= 1
+        return place
 
     def _full(self, wanted: int) -> str:
         larger = f'raise {self._option}'
@@ -268,7 +289,7 @@ class Pool:
         with self.lock:
             taken = self.page_ids.take(pages)
             try:
-                return (int(self.block_ids.take(1)[0]) if block else -1), taken
+                return (self.block_ids.take_one() if block else -1), taken
             except Capacity:
                 self.page_ids.release(taken)
                 raise

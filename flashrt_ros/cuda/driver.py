@@ -112,8 +112,9 @@ class Launch:
         # The stream as torch.cuda.current_stream() has it, without an object that takes
         # microseconds to make.
         self._config.stream = torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice())
-        # Chains pay within a graph; outside, plain order is simpler to reason about.
-        self._config.count = self._chained and torch.cuda.is_current_stream_capturing()
+        if self._chained:
+            # Chains pay within a graph; outside, plain order is simpler to reason about.
+            self._config.count = torch.cuda.is_current_stream_capturing()
         status = self._launch(self._config_at, self.kernel.handle, self._pointers, None)
         if status == _INVALID_CONTEXT:  # this thread has not used the device yet
             torch.cuda.current_stream().query()

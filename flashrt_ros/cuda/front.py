@@ -64,7 +64,8 @@ class Front:
             logits, arena['sampler.temperature'], arena['sampler.top_p'], arena['sampler.top_k'],
             arena['sampler.seed'], arena[COUNTER], arena[POSITION], arena[MAILBOX], mail.box,
             mail.sent, self._weights.table, x, arena[TOKENS], self.work, said, heard,
-            wish or self._no_wish, self._settings.told, index, block, *decode.NOTHING))
+            wish or self._no_wish, self._settings.told, index, block, *decode.NOTHING),
+            chained=wish is None)
 
     def embed(self, run: Decode, chosen: Tensor | None = None) -> Launch:
         """Put the embeddings of the ids that were sent in front of ``run``."""
