@@ -96,25 +96,32 @@ class Answering:
         checked = self._checked(request)
         if control.cancelled:
             return self._nothing(request, control.cancelled, watch)
+        there = self._sessions.find(request.session)
+        if there is not None:
+            return self._answer(there, request, checked, control, listeners, watch)
         with self._sessions.obtaining(request.session) as target:
-            # A restore that is asked for heals a state that a fault made invalid.
-            undo = (self._undo_point(target) if request.rollback_on_cancel
-                    and (self._arena.valid or not request.capsule) else None)
-            try:
-                generation = self._run(request, target, checked, control, listeners, watch)
-                stopped = generation.finish_reason in STOPPED
-                if request.save_as and not stopped:
-                    info = self._save(request.session, request.save_as, overwrite=True).info
-                    generation = generation._replace(info=info)
-                if stopped and undo is not None and target is self._sessions.live:
-                    self._lineage.restore(undo[0])
-                    target.become(undo[1], undo[2], undo[0], self._sessions.next_epoch())
-                    generation = generation._replace(epoch=target.epoch,
-                                                     position=target.position)
-                return generation
-            finally:
-                if undo is not None:
-                    self._lineage.pool.release(undo[0])
+            return self._answer(target, request, checked, control, listeners, watch)
+
+    def _answer(self, target: Session, request: GenerateRequest, checked: _Checked,
+                control: Control, listeners: Listeners, watch: Stopwatch) -> Generation:
+        # A restore that is asked for heals a state that a fault made invalid.
+        undo = (self._undo_point(target) if request.rollback_on_cancel
+                and (self._arena.valid or not request.capsule) else None)
+        try:
+            generation = self._run(request, target, checked, control, listeners, watch)
+            stopped = generation.finish_reason in STOPPED
+            if request.save_as and not stopped:
+                info = self._save(request.session, request.save_as, overwrite=True).info
+                generation = generation._replace(info=info)
+            if stopped and undo is not None and target is self._sessions.live:
+                self._lineage.restore(undo[0])
+                target.become(undo[1], undo[2], undo[0], self._sessions.next_epoch())
+                generation = generation._replace(epoch=target.epoch,
+                                                 position=target.position)
+            return generation
+        finally:
+            if undo is not None:
+                self._lineage.pool.release(undo[0])
 
     def running(self, target: Session, aside: Callable[[], None] | None) -> Running:
         """Note whose the arena is: what is served aside must leave both alone."""

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 import gc
 import importlib
 import json
+import os
 from pathlib import Path
 import random
 import statistics
@@ -105,6 +106,8 @@ class Verbs:
         self.works: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
             'restore_family': (self.speak, self.restore),
             'restore_hot': (lambda: None, self.restore),
+            'restore_after_yields': (self.yields, self.restore),
+            'restore_after_nap': (lambda: time.sleep(1e-3), self.restore),
             'restore_full': (self.disturb, self.restore),
             'fork': (self.close, self.fork),
             'fork_live': (self.speak, self.fork_live),
@@ -128,6 +131,10 @@ class Verbs:
     def disturb(self) -> None:
         self.engine.reset()
         self.engine.append(token_ids=self.other)
+
+    def yields(self) -> None:
+        for _ in range(200):
+            os.sched_yield()
 
     def close(self) -> None:
         if self.engine._sessions.find('branch') is not None:
@@ -227,7 +234,6 @@ def timeline(verbs: Verbs, name: str, repeats: int) -> list[list[Any]]:
 
 def primitives(engine: Engine) -> dict[str, float]:
     """Return nanoseconds of what the verbs are made of, hot."""
-    import os
     arena = engine.arena
     fixed = arena.fixed
     works: dict[str, Callable[[], Any]] = {
@@ -272,8 +278,8 @@ def main() -> None:
     parser.add_argument('--positions', default='2048,16384')
     parser.add_argument('--pool-mib', type=int, default=2048)
     parser.add_argument('--repeats', type=int, default=40)
-    parser.add_argument('--timelines', default='restore_family,restore_full,first_full,rollback,'
-                        'fork,fork_live,save_family')
+    parser.add_argument('--timelines', default='restore_family,restore_full,first_family,'
+                        'first_full,rollback,fork,fork_live,save_family')
     parser.add_argument('--out', default='results')
     args = parser.parse_args()
     positions = [int(each) for each in args.positions.split(',')]
