@@ -261,11 +261,14 @@ class Engine:
             Sampling(seed=seed)
         if expected_epoch:
             self.check_epoch(session, expected_epoch)
-        self._sessions.check((session,))
+        target = self._sessions.find(session)
+        if target is None:
+            self._sessions.check((session,))
         found = self.store.find(capsule)
-        self._sessions.check_idle(self._sessions.find(session), 'restore')
+        if target is not None:
+            self._sessions.check_idle(target, 'restore')
         copied = self._restore(found, session, seed)
-        epoch = self._sessions.get(session).epoch
+        epoch = (target or self._sessions.get(session)).epoch
         return RestoreResult(self.store.info(found), epoch, found.position, copied,
                              time.monotonic() - begin)
 

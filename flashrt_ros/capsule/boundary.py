@@ -99,7 +99,9 @@ class Schedule:
     def pure_grid(self, grid: int) -> int:
         """Return the last multiple of ``grid`` that was reached purely by whole grid chunks."""
         first = self.runs[0] if self.runs else None
-        return first.tokens if first and first.length == grid and first.sampler is None else 0
+        if first is None or first.length != grid or first.sampler is not None:
+            return 0
+        return grid * first.count
 
     def to_json(self) -> list:
         """Return ``[[length, count, sampler or null], ...]``."""

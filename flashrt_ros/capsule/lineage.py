@@ -226,7 +226,8 @@ class Lineage:
 
     def _follow(self, pages: Pages, position: int) -> None:
         """Make ``pages`` the trail, with a reference to each, and all live rows clean."""
-        self._leave_abroad()
+        if self.abroad is not None:
+            self._leave_abroad()
         if pages is not self.trail:
             self.pool.hold_pages(pages)
             old, self.trail = self.trail, pages
@@ -242,9 +243,9 @@ class Lineage:
         self.arena.clean = frozen.position
 
     def _leave_abroad(self) -> None:
-        if self.abroad is not None:
-            (pool, pages), self.abroad = self.abroad, None
-            pool.release_pages(pages)
+        assert self.abroad is not None
+        (pool, pages), self.abroad = self.abroad, None
+        pool.release_pages(pages)
 
     def _move_block(self, block: int, restore: bool) -> int:
         """Copy between the live fixed block and one of the pool; return the bytes."""

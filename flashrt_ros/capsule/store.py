@@ -82,6 +82,9 @@ class Store(Tiers):
         :raises InvalidName, UnknownCapsule: by what is wrong with the reference.
         :raises Incompatible, Corrupt: for a file of that name that cannot be used here.
         """
+        capsule = self._capsules.get(reference)
+        if capsule is not None:  # nearly always
+            return capsule
         capsule = self._look_up(reference)
         if capsule is None:
             check_name(reference)
@@ -98,11 +101,9 @@ class Store(Tiers):
         return capsule
 
     def _look_up(self, reference: str) -> Capsule | None:
-        found = self._capsules.get(reference)
-        if found is not None:
-            return found
         with self._lock:
-            return next((c for c in self._capsules.values() if c.id == reference), None)
+            found = self._capsules.get(reference)
+            return found or next((c for c in self._capsules.values() if c.id == reference), None)
 
     def infos(self) -> list[CapsuleInfo]:
         """Return what is known of all capsules, oldest first."""
