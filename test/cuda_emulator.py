@@ -30,7 +30,7 @@ def without_assembler(text: str) -> str:
                       'shared_at', 'copy_async', 'commit', 'arrive', 'matrices',
                       'matrices_turned', 'multiply', 'fast_exp2', 'fast_inverse',
                       'begin_products', 'commit_products', 'finish_products', 'show_products',
-                      'multiply_rows', 'multiply_turned', 'settle', 'settle_bits',
+                      'multiply_rows', 'multiply_turned', 'pin', 'pin_bits',
                       'keep_registers', 'take_registers', 'barrier_open', 'barrier_reach',
                       'barrier_reach_copied', 'barrier_pass'))
     pattern = re.compile(rf'^(template <int \w+> )?DEVICE \w+ ({names})\(', re.MULTILINE)

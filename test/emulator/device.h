@@ -285,8 +285,8 @@ static void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigne
 static void begin_products() {}
 static void commit_products() {}
 template <int PENDING> void finish_products() {}
-static void settle(float&) {}
-static void settle_bits(unsigned&) {}
+static void pin(float&) {}
+static void pin_bits(unsigned&) {}
 static void show_products() {}
 template <int REGISTERS> void keep_registers() {}
 template <int REGISTERS> void take_registers() {}

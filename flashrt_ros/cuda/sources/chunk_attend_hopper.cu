@@ -122,7 +122,7 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     auto soften = [&](int i) {
         const i64 base = begin + i * KEYS;
 #pragma unroll
-        for (int n = 0; n < KEYS / 2; ++n) settle(s[n]);
+        for (int n = 0; n < KEYS / 2; ++n) pin(s[n]);
         // Most tiles lie before all queries of the block.
         if (base + KEYS > end || base + KEYS > at + first / GROUP + 1) {
             const int reach[2] = {(int)(min(at + row / GROUP + 1, end) - base),
@@ -147,20 +147,20 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
         for (int n = 0; n < KEYS / 2; ++n) {
             s[n] = fast_exp2(fmaf(s[n], scale, -shift[n / 2 % 2]));
             line[n / 2 % 2] += s[n];
-            settle(s[n]);  // now, while values are multiplied
+            pin(s[n]);  // now, while values are multiplied
         }
         sum[0] = sum[0] * shrink[0] + line[0];
         sum[1] = sum[1] * shrink[1] + line[1];
     };
-    auto settle_values = [&] {
+    auto pin_values = [&] {
 #pragma unroll
-        for (int n = 0; n < D / 2; ++n) settle(o[n]);
+        for (int n = 0; n < D / 2; ++n) pin(o[n]);
     };
     auto pack = [&] {
 #pragma unroll
         for (int n = 0; n < KEYS / 4; ++n) {
             p[n / 4][n % 4] = pack_bf16(s[2 * n], s[2 * n + 1]);
-            settle_bits(p[n / 4][n % 4]);
+            pin_bits(p[n / 4][n % 4]);
         }
     };
 
@@ -171,7 +171,7 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     soften(0);
     for (int i = 1;; ++i) {
         finish_products<0>();  // a new round keeps ptxas from waiting before it softens
-        settle_values();
+        pin_values();
         if (i > 1 && lane == 0) barrier_reach(v_free + i % 2);
         if (__any_sync(0xffffffffu, shrink[0] != 1.0f || shrink[1] != 1.0f))  // seldom, later on
 #pragma unroll
@@ -186,7 +186,7 @@ attend_rows(const elem* q, const elem* k_rows, const elem* v_rows, const i64* co
     }
     multiply_values(tiles - 1);
     finish_products<0>();
-    settle_values();
+    pin_values();
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int mine = row + 8 * half;

@@ -24,8 +24,8 @@ template <int PENDING> DEVICE void finish_products() {
 }
 
 // Keeps the compiler from moving what reads or writes x across this line.
-DEVICE void settle(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
-DEVICE void settle_bits(u32& x) { asm volatile("" : "+r"(x) :: "memory"); }
+DEVICE void pin(float& x) { asm volatile("" : "+f"(x) :: "memory"); }
+DEVICE void pin_bits(u32& x) { asm volatile("" : "+r"(x) :: "memory"); }
 
 // Registers of a thread from here on, in a whole warpgroup; what one leaves another takes.
 template <int REGISTERS> DEVICE void keep_registers() {
