@@ -46,10 +46,11 @@ def test_every_shape(monkeypatch, rows, depth, epilogue):
         assert (product.parts > 1) == (rows < 4100)
 
 
-def test_shared_memory_decides_no_bit(monkeypatch):
-    roomy, _, wide = run(monkeypatch, 4160, 1056, STORE)
-    tight, _, narrow = run(monkeypatch, 4160, 1056, STORE, 99 << 10)
-    assert (wide.rows, narrow.rows) == (64, 32) and torch.equal(roomy, tight)
+@pytest.mark.parametrize(('rows', 'epilogue', 'parts'), [(4160, STORE, 1), (2112, PARTIAL, 3)])
+def test_shared_memory_decides_no_bit(monkeypatch, rows, epilogue, parts):
+    roomy, _, wide = run(monkeypatch, rows, 1056, epilogue)
+    tight, _, narrow = run(monkeypatch, rows, 1056, epilogue, 99 << 10)
+    assert (wide.rows, narrow.rows, wide.parts) == (64, 32, parts) and torch.equal(roomy, tight)
     assert narrow.shared <= 99 << 10
 
 

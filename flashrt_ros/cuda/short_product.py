@@ -49,11 +49,10 @@ class ShortProduct:
             wanted = 96 if rows > 9216 else 64 if rows > 4096 else 32
         self.rows = next(r for r in STAGES
                          if r <= wanted and (r == 32 or 2 * self._stage(r) <= room))
-        blocks = -(-rows // self.rows)
         self.parts = 1
-        if epilogue == PARTIAL:
-            self.parts = max(1, min(MOST_PARTS, 128 // blocks, -(-depth // 32)))
-        self.grid = (blocks, self.parts)
+        if epilogue == PARTIAL:  # by the rows that are wanted: shared memory decides no bit
+            self.parts = max(1, min(MOST_PARTS, 128 // -(-rows // wanted), -(-depth // 32)))
+        self.grid = (-(-rows // self.rows), self.parts)
         self.stages = min(STAGES[self.rows], room // self._stage(self.rows),
                           -(-depth // (self.parts * SPAN)))
 
