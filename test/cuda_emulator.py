@@ -28,12 +28,13 @@ def without_assembler(text: str) -> str:
     """Cut out functions that hold inline assembler or are its counterparts; device.h has them."""
     names = '|'.join(('pack_bf16', 'leave_first', 'load_once', 'start_next', 'wait_inputs',
                       'shared_at', 'copy_async', 'commit', 'arrive', 'matrices',
-                      'matrices_turned', 'multiply', 'fast_exp2', 'fast_inverse',
+                      'matrices_turned', 'multiply', 'fast_exp2', 'fast_log2', 'fast_inverse',
                       'begin_products', 'commit_products', 'finish_products', 'show_products',
                       'multiply_rows', 'multiply_turned', 'pin', 'pin_bits',
                       'keep_registers', 'take_registers', 'barrier_open', 'barrier_reach',
-                      'barrier_reach_copied', 'barrier_pass'))
-    pattern = re.compile(rf'^(template <int \w+> )?DEVICE \w+ ({names})\(', re.MULTILINE)
+                      'barrier_reach_copied', 'barrier_pass',
+                      'expect', 'begin', 'all_expect', 'way_to', 'send', 'await'))
+    pattern = re.compile(rf'^(template <[^>]+> )?DEVICE \w+\*? ({names})\(', re.MULTILINE)
     while match := pattern.search(text):
         at, depth = text.index('{', match.start()), 0
         while True:
@@ -50,9 +51,10 @@ def without_assembler(text: str) -> str:
 
 def build(name: str, defines: dict) -> ctypes.CDLL:
     text = without_assembler(compiler.source_text(name))
-    text = re.sub(r'extern __shared__ (\w+) (\w+)\[\];', r'\1* \2 = (\1*)emu::dynamic;', text)
+    text = re.sub(r'extern __shared__ (\w+) (\w+)\[\];',
+                  r'\1* \2 = (\1*)emu::self->dynamic;', text)
     kernels = re.findall(
-        r'extern "C" __global__ void(?: __launch_bounds__\([^)]*\))?\s+(\w+)\(', text)
+        r'extern "C" __global__ void(?: CLUSTER)?(?: __launch_bounds__\([^)]*\))?\s+(\w+)\(', text)
     macros = ''.join(f'#define {key} {value}\n' for key, value in sorted(defines.items()))
     text = f'#include "device.h"\n{macros}{text}\n'
     names = sorted(set(kernels))
@@ -60,10 +62,11 @@ def build(name: str, defines: dict) -> ctypes.CDLL:
         names = [n for n in names if n not in ('embed_rows', 'norm_rows', 'swiglu_rows')]
     elif name == 'chunk.cu':
         names = [n for n in names if n in ('embed_rows', 'norm_rows', 'swiglu_rows')]
+    cluster = 'SLICES' if 'CLUSTER' in text else '1'
     for kernel in names:
         text += (f'extern "C" void run_{kernel}(void** args, int x, int y, int z, int threads, '
                  f'int shared) {{\n    emu::launch([](void** a) {{ emu::call({kernel}, a); }}, '
-                 'args, x, y, z, threads, shared);\n}\n')
+                 f'args, x, y, z, threads, shared, {cluster});\n}}\n')
     key = hashlib.sha256((text + (HERE / 'device.h').read_text()).encode()).hexdigest()[:24]
     CACHE.mkdir(exist_ok=True)
     library = CACHE / f'{key}.so'
@@ -80,7 +83,7 @@ def build(name: str, defines: dict) -> ctypes.CDLL:
 
 
 class Toolbox:
-    arch, multiprocessors, shared = 'sm_90', 2, 227 << 10
+    arch, multiprocessors, shared, clusters = 'sm_90', 2, 227 << 10, False
 
     def __init__(self, device, dtype) -> None:
         self._element = dtype.itemsize * 8

@@ -37,6 +37,8 @@ VARIANTS = [
     ('chunk.cu', {**HEADS, 'CHANNELS': 8192, 'TAPS': 4}),
     ('chunk_delta.cu', {**HEADS, 'CHANNELS': 8192, 'TAPS': 4, 'SUB': 64, 'RESIDENT': 2}),
     ('chunk_scan.cu', {**HEADS, 'CHANNELS': 8192, 'TAPS': 4, 'SUB': 64, 'STAGES': 2}),
+    *(('short_delta.cu', {**HEADS, 'CHANNELS': 8192, 'TAPS': 4, 'DVS': columns, 'SPLIT': split})
+      for columns, split in ((32, 4), (128, 1))),
     ('chunk_attend.cu', {**ATTENTION, 'SIZE': 32, 'KEYS': 64, 'SHARED': 4}),
     *(('chunk_product.cu', {'K': 4096, 'N': 12288, 'ROWS': 96, 'SIZE': 32, 'PARTS': 1, 'STAGES': 3,
                            'EPILOGUE': epilogue}) for epilogue in range(3)),

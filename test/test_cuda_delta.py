@@ -18,7 +18,7 @@ class Case:
 
     def __init__(self, patch, size: int, heads: tuple[int, int, int], decay: float = 1.0,
                  dtype: torch.dtype = torch.bfloat16, shared: int = 227 << 10,
-                 seed: int = 0) -> None:
+                 seed: int = 0, clusters: bool = False) -> None:
         patch.syspath_prepend(str(Path(__file__).parent))
         import cuda_emulator
 
@@ -36,12 +36,13 @@ class Case:
             torch.full((size, self.width), torch.nan, dtype=dtype), self.count,
             self.draw(3, layer.channels).to(dtype), self.draw(4, layer.channels) * 0.5,
             -decay * self.draw(values).exp(), self.draw(values), self.draw(values, dim, dim),
-            torch.full((size, values * dim), torch.nan))
+            self.draw(dim), 1e-6, torch.full((size, values * dim), torch.nan, dtype=dtype))
         tools, room = cuda_emulator.Toolbox(None, dtype), prefill.Room(torch.device('cpu'))
-        self.rule = DeltaRule(layer, dtype, size, shared)
+        self.rule = DeltaRule(layer, dtype, size, shared, clusters)
         self.rule.plan(room)
         for space in room._store.values():
-            space.fill_(torch.nan)
+            if space.is_floating_point():
+                space.fill_(torch.nan)
         self.launches = []
 
         def launch(source, name, grid, block, args, shared=0, **defines) -> None:
@@ -57,14 +58,18 @@ class Case:
         self.of.mixed.copy_(mixed)
         self.of.out.fill_(torch.nan)
         self.count.fill_(live)
-        expected = reference(self.layer, self.of, live)
+        *expected, self.lengths = reference(self.layer, self.of, live)
         for launch in self.launches:
             launch()
-        return expected
+        return tuple(expected)
 
 
 def reference(layer: GatedDeltaNet, of, live: int) -> tuple[torch.Tensor, ...]:
-    """Fold token by token in fp64."""
+    """
+    Fold token by token in fp64; return output, state, window and the lengths before the norm.
+
+    Outputs are compared as they were before it: it lifts what is small, and its error.
+    """
     values, dim = layer.value_heads, layer.key_dim
     state = of.state.double()
     x = torch.cat((of.window, of.mixed[:live, :layer.channels])).double()
@@ -84,7 +89,10 @@ def reference(layer: GatedDeltaNet, of, live: int) -> tuple[torch.Tensor, ...]:
         new = (v[t] - torch.einsum('hkv,hk->hv', state, k[t])) * torch.sigmoid(b[t])[:, None]
         state = state + k[t][:, :, None] * new[:, None, :]
         out[t] = torch.einsum('hkv,hk->hv', state, q[t])
-    return out.reshape(live, -1), state, x[live:]
+    z = of.mixed[:live, layer.channels:layer.channels + values * dim].double()
+    lengths = (out.square().mean(-1, True) + of.eps).sqrt().expand_as(out).reshape(live, -1)
+    out = out.reshape(live, -1) / lengths * of.norm.double().repeat(values)
+    return out * z * torch.sigmoid(z), state, x[live:], lengths
 
 
 def off(ours: torch.Tensor, theirs: torch.Tensor) -> float:
@@ -93,10 +101,11 @@ def off(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 def check(case: Case, live: int, tolerance: float) -> None:
     out, state, window = case.fold(live)
-    assert off(case.of.out[:live], out) <= tolerance
+    ours = case.of.out[:live]
+    assert off(ours * case.lengths, out * case.lengths) <= 2 * tolerance
     assert off(case.of.state, state) <= tolerance
     assert torch.equal(case.of.window.double(), window)
-    assert case.of.out[live:].isnan().all()
+    assert not case.of.out[live:].any()
 
 
 @pytest.mark.parametrize('size', [32, 128, 512])
@@ -117,6 +126,46 @@ def test_heads_of_other_sizes(monkeypatch, heads):
         check(case, live, 4e-3)
 
 
+@pytest.mark.parametrize('clusters', [False, True])
+@pytest.mark.parametrize('heads', [(1, 2, 32), (2, 2, 64), (1, 1, 128)])
+def test_every_length_of_the_short_bucket(monkeypatch, heads, clusters):
+    case = Case(monkeypatch, 32, heads, clusters=clusters)
+    assert [launch.kernel.name for launch in case.launches] == ['short_delta']
+    for live in range(1, 33):
+        check(case, live, 4e-3)
+
+
+@pytest.mark.parametrize('heads', [(1, 2, 128), (1, 3, 32), (2, 4, 64)])
+def test_clusters_change_no_bit_of_the_short_bucket(monkeypatch, heads):
+    found = []
+    for clusters in (False, True):
+        case = Case(monkeypatch, 32, heads, clusters=clusters)
+        for live in (2, 32, 17):
+            check(case, live, 4e-3)
+        found.append((case.of.state, case.of.out, case.of.window))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize('clusters', [False, True])
+def test_strong_gates_of_the_short_bucket(monkeypatch, clusters):
+    """Strengths near 0 and near 1, and inputs as large."""
+    case = Case(monkeypatch, 32, (1, 2, 32), 1e-3, clusters=clusters)
+    draw = case.draw
+    case.draw = lambda *shape: 8 * draw(*shape)
+    for live in (32, 5):
+        check(case, live, 4e-3)
+
+
+def test_the_short_bucket_needs_no_more_than_any_device_has(monkeypatch):
+    for keys in (32, 64, 128):
+        for values in (32, 64, 128):
+            for clusters in (False, True):
+                layer = GatedDeltaNet(0, 64, 1, 2, keys, values, 4, 1e-6)
+                rule = Case(monkeypatch, 32, (1, 2, 32)).rule.__class__(
+                    layer, torch.bfloat16, 32, 0, clusters)
+                assert rule.short and rule.short_bytes <= 99 << 10
+
+
 def test_shared_memory_changes_no_bit(monkeypatch):
     found = []
     for shared in (99 << 10, 227 << 10):
@@ -126,25 +175,28 @@ def test_shared_memory_changes_no_bit(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_keys_that_are_all_the_same(monkeypatch):
+@pytest.mark.parametrize('size', [32, 128])
+def test_keys_that_are_all_the_same(monkeypatch, size):
     """The system to solve is then as full as it can be."""
-    case = Case(monkeypatch, 128, (1, 1, 64), 1e-3)
+    case = Case(monkeypatch, size, (1, 1, 64), 1e-3)
     case.draw = lambda *shape: torch.full(shape, 2.0) + 0.01 * torch.randn(*shape)
-    check(case, 128, 1e-2)
+    check(case, size, 1e-2)
 
 
-def test_decays_without_end(monkeypatch):
+@pytest.mark.parametrize('size', [32, 128])
+def test_decays_without_end(monkeypatch, size):
     """Gates so strong that log decays are infinite forget everything, and nothing is NaN."""
-    case = Case(monkeypatch, 128, (1, 1, 32), 1e30)
-    check(case, 100, 4e-3)
+    case = Case(monkeypatch, size, (1, 1, 32), 1e30)
+    check(case, size - 5, 4e-3)
 
 
-def test_same_bytes_in_same_bytes_out(monkeypatch):
+@pytest.mark.parametrize(('size', 'clusters'), [(32, False), (32, True), (128, False)])
+def test_same_bytes_in_same_bytes_out(monkeypatch, size, clusters):
     states = []
     for _ in range(2):
-        case = Case(monkeypatch, 128, (1, 2, 64))
-        case.fold(100)
-        states.append((case.of.state, case.of.out[:100]))
+        case = Case(monkeypatch, size, (1, 2, 64), clusters=clusters)
+        case.fold(size - 5)
+        states.append((case.of.state, case.of.out, case.of.window))
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 

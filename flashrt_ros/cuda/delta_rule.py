@@ -1,9 +1,10 @@
 """
 The gated delta rule of a bucket: tensor cores for bfloat16, token after token otherwise.
 
-Both read the stacked projection ``mixed [size, WIDTH]`` and leave fp32 ``[size, values]``, the
-recurrent state and the window of the convolution in place; see ``sources/chunk_delta.cuh`` and
-``sources/chunk.cu``. Which form runs follows from the model alone.
+All forms read the stacked projection ``mixed [size, WIDTH]`` and leave the normed and gated
+output, the recurrent state and the window of the convolution in place; see
+``sources/chunk_delta.cuh``, ``sources/short_delta.cu`` and ``sources/chunk.cu``. Which form runs
+follows from the model and the bucket alone.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ COLUMNS = 16  # of the state that a block scans; twice as many where heads alone
 MANY_HEADS = 32
 DIMENSIONS = (32, 64, 128)  # of heads, that tensor cores take
 ROOMY = 200 << 10  # bytes of shared memory
+SHORT = 32  # tokens of the bucket that takes one kernel
+SLICES = 4  # of a head's state, each a block of a cluster; half of it where there are many heads
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Operands:
     neg_a: Tensor
     dt_bias: Tensor
     state: Tensor
+    norm: Tensor
+    eps: float
     out: Tensor
 
 
@@ -40,12 +45,13 @@ class DeltaRule:
     """
     The launches of one layer's convolution and delta rule.
 
-    :param shared: bytes of shared memory a block may have; no bit of a result depends on it, nor
+    :param shared: bytes of shared memory a block may have.
+    :param clusters: whether blocks may form clusters. No bit of a result depends on either, nor
         the work space.
     """
 
     def __init__(self, layer: GatedDeltaNet, dtype: torch.dtype, size: int,
-                 shared: int = 0) -> None:
+                 shared: int = 0, clusters: bool = False) -> None:
         self.layer, self.size = layer, size
         self.sub = 64 if size > 32 else 32
         self.chunked = (dtype is torch.bfloat16 and not size % self.sub
@@ -54,6 +60,9 @@ class DeltaRule:
         self.columns = min(32, layer.value_dim)
         if self.chunked and layer.value_heads < MANY_HEADS:
             self.columns = COLUMNS
+        wanted = SLICES if layer.value_heads < MANY_HEADS else SLICES // 2
+        self.slices = min(wanted, layer.value_dim // 16) if clusters else 1
+        self.short = self.chunked and size == SHORT
         self.sizes = {'CHANNELS': layer.channels, 'TAPS': layer.kernel, 'HK': layer.key_heads,
                       'HV': layer.value_heads, 'DK': layer.key_dim, 'DV': layer.value_dim,
                       'DVS': self.columns}
@@ -61,9 +70,11 @@ class DeltaRule:
     def plan(self, room) -> None:
         """Note what is needed of the work space, a :class:`flashrt_ros.cuda.prefill.Room`."""
         layer, size = self.layer, self.size
+        room.plan('read', (size, layer.value_heads * layer.value_dim), torch.float32)
         if not self.chunked:
             room.plan('conv', (size, layer.channels), torch.float32)
             return
+        room.plan('delta.sharers', (layer.key_heads,), torch.int32)
         for name, shape, dtype in self._spaces():
             room.plan(name, shape, dtype)
 
@@ -83,28 +94,54 @@ class DeltaRule:
 
         :param launch: takes source, name, grid, block, arguments, shared bytes and macros.
         """
-        layer, size, heads = self.layer, self.size, self.layer.value_heads
-        slices = layer.value_dim // self.columns
-        if not self.chunked:
-            conv = room.take('conv', size, layer.channels)
-            launch('chunk.cu', 'conv_rows', (-(-layer.channels // 256), -(-size // 16)), 256,
-                   (of.mixed, of.count, of.window, of.taps, conv), **self.sizes)
-            launch('chunk.cu', 'delta_rows', (slices, heads), self.columns * 4,
-                   (conv, of.mixed, of.count, of.neg_a, of.dt_bias, of.state, of.out),
-                   **self.sizes)
+        layer, heads = self.layer, self.layer.value_heads
+        if self.short:
+            columns, split = layer.value_dim // self.slices, self._split()
+            launch('short_delta.cu', 'short_delta', (self.slices, heads), 2 * columns * split + 32,
+                   (of.mixed, of.count, of.window, of.taps, of.neg_a, of.dt_bias, of.state,
+                    room.take('delta.sharers', layer.key_heads), of.norm, of.eps, of.out),
+                   self.short_bytes, **{**self.sizes, 'DVS': columns, 'SPLIT': split})
             return
-        sizes = {**self.sizes, 'SUB': self.sub}
+        read = room.take('read', self.size, heads * layer.value_dim)
+        if self.chunked:
+            self._queue_chunked(launch, room, of, read)
+        else:
+            conv = room.take('conv', self.size, layer.channels)
+            launch('chunk.cu', 'conv_rows', (-(-layer.channels // 256), -(-self.size // 16)), 256,
+                   (of.mixed, of.count, of.window, of.taps, conv), **self.sizes)
+            launch('chunk.cu', 'delta_rows', (layer.value_dim // self.columns, heads),
+                   self.columns * 4,
+                   (conv, of.mixed, of.count, of.neg_a, of.dt_bias, of.state, read), **self.sizes)
+        launch('chunk.cu', 'gate_rows', (-(-heads // 8), self.size), 256,
+               (read, of.mixed, of.count, of.norm, of.eps, of.out), **self.sizes)
+
+    def _queue_chunked(self, launch: Callable[..., None], room, of: Operands,
+                       read: Tensor) -> None:
+        heads, sizes = self.layer.value_heads, {**self.sizes, 'SUB': self.sub}
         q, k, w, p, u, factors = (room.take(name, *shape) for name, shape, _ in self._spaces())
-        blocks = size // self.sub
+        blocks = self.size // self.sub
         # Two blocks to a multiprocessor only where one to each is not enough: spread is faster.
         resident = 2 if blocks * heads > 128 and self._shared >= ROOMY else 1
         launch('chunk_delta.cu', 'delta_prepare', (blocks, heads), 8 * self.sub,
                (of.mixed, of.count, of.window, of.taps, of.neg_a, of.dt_bias, q, k, w, p, u,
                 factors), self._prepare_bytes(), **sizes, RESIDENT=resident)
         stages = 2 if self._scan_bytes(2) <= self._shared else 1
-        launch('chunk_scan.cu', 'delta_scan', (slices, heads), 8 * self.columns,
-               (q, k, w, p, u, factors, of.mixed, of.count, of.window, of.state, of.out),
+        launch('chunk_scan.cu', 'delta_scan', (self.layer.value_dim // self.columns, heads),
+               8 * self.columns,
+               (q, k, w, p, u, factors, of.mixed, of.count, of.window, of.state, read),
                self._scan_bytes(stages), **sizes, STAGES=stages)
+
+    def _split(self) -> int:
+        """Return how many warps share 16 columns of the state: 8 or 16 a block, or 4."""
+        return 1 if self.layer.value_dim // self.slices > 64 else 4
+
+    @property
+    def short_bytes(self) -> int:
+        """Bytes of shared memory of a block of the one kernel of a short bucket."""
+        layer, columns = self.layer, self.layer.value_dim // self.slices
+        units = columns * ((4 * layer.key_dim if self._split() > 1 else 0) + 10 * SHORT)
+        rows = 2 * SHORT * (2 * (layer.key_dim + 8) + columns + 8 + SHORT + 8)
+        return units + rows + 4 * SHORT * (2 * (SHORT + 4) + layer.value_dim // 16 + 5) + 16
 
     def _prepare_bytes(self) -> int:
         sub, layer = self.sub, self.layer

@@ -189,7 +189,7 @@ class Toolbox:
         properties = torch.cuda.get_device_properties(device)
         self.multiprocessors = properties.multi_processor_count
         self.shared = getattr(properties, 'shared_memory_per_block_optin', 48 << 10)  # bytes
-        self._chains = torch.cuda.get_device_capability(device) >= (9, 0)
+        self.clusters = self._chains = torch.cuda.get_device_capability(device) >= (9, 0)
         self._element = dtype.itemsize * 8
         self._compiling: dict[tuple, Future[bytes]] = {}
         self._modules: dict[tuple, ctypes.c_void_p] = {}

@@ -74,7 +74,6 @@ def plan_room(room: Room, model, capacity: int, size: int) -> None:
             wide = max(wide, layer.channels + values + 2 * layer.value_heads)
             joined = max(joined, values)
             DeltaRule(layer, dtype, size).plan(room)
-            room.plan('read', (size, values), torch.float32)
         elif isinstance(layer, GatedAttention):
             wide = max(wide, 2 * (layer.heads + layer.kv_heads) * layer.head_dim)
             joined = max(joined, layer.heads * layer.head_dim)
@@ -186,7 +185,8 @@ class Prefill:
             **self._dense(), **parts)
 
     def _rule(self, layer: GatedDeltaNet) -> DeltaRule:
-        return DeltaRule(layer, self.model.dtype, self.size, self.tools.shared)
+        return DeltaRule(layer, self.model.dtype, self.size, self.tools.shared,
+                         self.tools.clusters)
 
     def _delta(self, layer: GatedDeltaNet) -> None:
         room, size, arena, weights = self.room, self.size, self.arena, self.weights
@@ -194,21 +194,16 @@ class Prefill:
         base = f'model.layers.{layer.index}'
         mixer = f'{base}.linear_attn'
         inner = weights.matrix(f'{mixer}.in')
-        heads, values = layer.value_heads, layer.value_heads * layer.value_dim
         mixed = room.take('mixed', size, inner.shape[0])
-        read = room.take('read', size, values)
         self._norm(weights.one_plus(f'{base}.input_layernorm.weight'), layer.eps, self._h)
         self._product(self._h, inner, mixed)
-        rule = self._rule(layer)
-        rule.queue(self._launch, room, delta_rule.Operands(
+        out = room.take('joined', size, layer.value_heads * layer.value_dim)
+        self._rule(layer).queue(self._launch, room, delta_rule.Operands(
             mixed, self.count, arena[f'layers.{layer.index}.conv'],
             parameters[f'{mixer}.conv1d.weight'],
             weights.made(f'{mixer}.A_log', lambda a: -a.exp()), parameters[f'{mixer}.dt_bias'],
-            arena[f'layers.{layer.index}.recurrent'], read))
-        out = room.take('joined', size, values)
-        self._launch('chunk.cu', 'gate_rows', (-(-heads // 8), size), 256, (
-            read, mixed, self.count, parameters[f'{mixer}.norm.weight'], float(layer.eps), out),
-            **rule.sizes)
+            arena[f'layers.{layer.index}.recurrent'], parameters[f'{mixer}.norm.weight'],
+            float(layer.eps), out))
         self._residual(out, weights.matrix(f'{mixer}.out_proj.weight'))
 
     def _attention(self, layer: GatedAttention) -> None:

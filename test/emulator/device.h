@@ -3,13 +3,14 @@
 // Every thread of a block is a fiber; barriers and warp collectives switch between them. Which
 // fiber runs next is drawn at random, so that a missing barrier shows; a collective also yields
 // before and after. Blocks run one after another in random order, so a kernel whose blocks meet
-// must be compiled for one block.
+// must be compiled for one block; those of a cluster run together.
 //
 // A fiber is entered once with makecontext; later switches are jumps, since swapcontext asks the
 // kernel for the signal mask each time, which took longer than what the threads compute.
 #undef _FORTIFY_SOURCE  // its longjmp takes the stack of a fiber for a broken one
 #include <ucontext.h>
 
+#include <limits.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdint.h>
@@ -29,6 +30,7 @@
 #define __shared__ static
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __CUDA_ARCH__ 900
 #define EMULATED
 
@@ -43,20 +45,21 @@ static inline float2 make_float2(float a, float b) { return {a, b}; }
 struct dim3 { int x, y, z; };
 
 namespace emu {
-enum State { FIBER_RUNS, FIBER_AT_BLOCK, FIBER_AT_WARP, FIBER_DONE };
+enum State { FIBER_RUNS, FIBER_AT_BLOCK, FIBER_AT_WARP, FIBER_AT_CLUSTER, FIBER_DONE };
 struct Copy { void* to; const void* from; bool live; };
 struct Fiber {
-    jmp_buf place; bool begun; State state; dim3 id; std::vector<char> stack;
+    jmp_buf place; bool begun; State state; dim3 id, block; std::vector<char> stack;
+    char* dynamic;
+    int index, arrived;                     // among all of the cluster; at how many of its barriers
     std::vector<Copy> open;                 // asynchronous copies that no group holds yet
     std::vector<std::vector<Copy>> groups;  // and the groups on their way, oldest first
 };
 static std::vector<Fiber> fibers;
 static jmp_buf home;
 static Fiber* self;
-static dim3 block_id, grid, block;
+static dim3 grid, block;
 static void (*body)(void**);
 static void** arguments;
-static char* dynamic;
 struct Barrier { int count, missing; unsigned passed; std::vector<Copy> copies, there; };
 static std::map<void*, Barrier> barriers;
 static uint64_t lanes[64][32][8];  // what the lanes of a warp show each other
@@ -100,12 +103,13 @@ __attribute__((noinline)) static void go_on(Fiber& f) {
     makecontext(&context, enter, 0);
     setcontext(&context);
 }
-static int warp() { return self->id.x / 32; }
-static int lane() { return self->id.x % 32; }
+static int warp() { return self->index / 32; }
+static int lane() { return self->index % 32; }
 
-static void run_block() {
+static void run_blocks() {
     for (auto& f : fibers) {
         f.state = FIBER_RUNS;
+        f.arrived = 0;
         f.open.clear();
         f.groups.clear();
     }
@@ -113,7 +117,8 @@ static void run_block() {
     std::vector<int> order(fibers.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = (int)i;
     for (;;) {
-        bool moved = false, all_done = true, all_wait = true;
+        bool moved = false, all_done = true;
+        int arrived = INT_MAX;
         shuffle(order);
         for (int index : order)
             if (fibers[index].state == FIBER_RUNS) {
@@ -124,7 +129,7 @@ static void run_block() {
             bool ready = false, hold = false;
             for (size_t i = w; i < (w + 32 < fibers.size() ? w + 32 : fibers.size()); ++i) {
                 ready |= fibers[i].state == FIBER_AT_WARP;
-                hold |= fibers[i].state == FIBER_AT_BLOCK || fibers[i].state == FIBER_RUNS;
+                hold |= fibers[i].state != FIBER_AT_WARP && fibers[i].state != FIBER_DONE;
             }
             if (ready && !hold)
                 for (size_t i = w; i < (w + 32 < fibers.size() ? w + 32 : fibers.size()); ++i)
@@ -132,34 +137,55 @@ static void run_block() {
         }
         for (auto& f : fibers) {
             all_done &= f.state == FIBER_DONE;
-            all_wait &= f.state == FIBER_DONE || f.state == FIBER_AT_BLOCK;
+            if (f.state != FIBER_DONE && f.arrived < arrived) arrived = f.arrived;
         }
         if (all_done) return;
-        if (all_wait)
-            for (auto& f : fibers)
-                if (f.state == FIBER_AT_BLOCK) { f.state = FIBER_RUNS; moved = true; }
+        for (size_t from = 0; from < fibers.size(); from += block.x) {
+            bool all_wait = true, waits = false;
+            for (int i = 0; i < block.x; ++i) {
+                const State state = fibers[from + i].state;
+                all_wait &= state == FIBER_DONE || state == FIBER_AT_BLOCK;
+                waits |= state == FIBER_AT_BLOCK;
+            }
+            for (int i = 0; all_wait && waits && i < block.x; ++i)
+                if (fibers[from + i].state == FIBER_AT_BLOCK) fibers[from + i].state = FIBER_RUNS;
+            moved |= all_wait && waits;
+        }
+        for (auto& f : fibers)
+            if (f.state == FIBER_AT_CLUSTER && f.arrived <= arrived) {
+                f.state = FIBER_RUNS;
+                moved = true;
+            }
         if (!moved) { fprintf(stderr, "emulator: threads wait for each other\n"); abort(); }
     }
 }
 
-static void launch(void (*f)(void**), void** args, int gx, int gy, int gz, int threads, int shared) {
+// Clusters are neighbours along x.
+static void launch(void (*f)(void**), void** args, int gx, int gy, int gz, int threads, int shared,
+                   int cluster) {
     body = f;
     arguments = args;
     grid = {gx, gy, gz};
     block = {threads, 1, 1};
-    fibers.resize(threads);
-    for (int i = 0; i < threads; ++i) {
-        fibers[i].id = {i, 0, 0};
+    fibers.resize(threads * cluster);
+    const size_t room = (shared + 2047) / 1024 * 1024;
+    char* dynamic = (char*)aligned_alloc(1024, room * cluster);
+    for (int i = 0; i < threads * cluster; ++i) {
+        fibers[i].id = {i % threads, 0, 0};
+        fibers[i].index = i;
+        fibers[i].dynamic = dynamic + i / threads * room;
         fibers[i].stack.resize(64 << 10);
     }
-    dynamic = (char*)aligned_alloc(1024, (shared + 2047) / 1024 * 1024);
-    std::vector<int> blocks(gx * gy * gz);
-    for (size_t i = 0; i < blocks.size(); ++i) blocks[i] = (int)i;
-    shuffle(blocks);
-    for (int i : blocks) {
-        memset(dynamic, 0xff, shared);  // NaN: nothing may be read before it is written
-        block_id = {i % gx, i / gx % gy, i / gx / gy};
-        run_block();
+    std::vector<int> clusters(gx * gy * gz / cluster);
+    for (size_t i = 0; i < clusters.size(); ++i) clusters[i] = (int)i;
+    shuffle(clusters);
+    for (int c : clusters) {
+        memset(dynamic, 0xff, room * cluster);  // NaN: nothing may be read before it is written
+        for (auto& f : fibers) {
+            const int i = c * cluster + f.index / threads;
+            f.block = {i % gx, i / gx % gy, i / gx / gy};
+        }
+        run_blocks();
     }
     free(dynamic);
 }
@@ -187,7 +213,7 @@ static bool any(int x) {
 }  // namespace emu
 
 #define threadIdx (emu::self->id)
-#define blockIdx (emu::block_id)
+#define blockIdx (emu::self->block)
 #define gridDim (emu::grid)
 #define blockDim (emu::block)
 #define __syncthreads() emu::stop(emu::FIBER_AT_BLOCK)
@@ -223,11 +249,26 @@ static unsigned pack_bf16(float low, float high) {
     return round(low) | round(high) << 16;
 }
 static float fast_exp2(float x) { return exp2f(x); }
+static float fast_log2(float x) { return log2f(x); }
 static float fast_inverse(float x) { return 1.0f / x; }
 static uint64_t leave_first() { return 0; }
 static uint4 load_once(const void* at, uint64_t) { return *(const uint4*)at; }
 static void start_next() {}
 static void wait_inputs() {}
+static void begin() { ++emu::self->arrived; }
+static void all_expect() { emu::stop(emu::FIBER_AT_CLUSTER); }
+static void expect(unsigned long long* barrier, unsigned bytes) { *barrier = bytes; }
+template <class T> T* at_peer(T* mine, int peer) {
+    return (T*)((char*)mine - emu::self->dynamic + emu::fibers[peer * emu::block.x].dynamic);
+}
+static unsigned way_to(const void*, int peer) { return peer; }
+template <class T> void send(T* to, unsigned long long* barrier, unsigned peer, T value) {
+    *at_peer(to, peer) = value;
+    *at_peer(barrier, peer) -= sizeof value;
+}
+static void await(unsigned long long* barrier) {
+    while (*barrier) emu::stop(emu::FIBER_RUNS);
+}
 static void commit() {
     emu::self->groups.push_back(std::move(emu::self->open));
     emu::self->open.clear();
@@ -290,7 +331,7 @@ static void pin_bits(unsigned&) {}
 static void show_products() {}
 template <int REGISTERS> void keep_registers() {}
 template <int REGISTERS> void take_registers() {}
-static unsigned shared_at(const void* at) { return (unsigned)((char*)at - emu::dynamic); }
+static unsigned shared_at(const void* at) { return (unsigned)((char*)at - emu::self->dynamic); }
 
 static void barrier_open(void* at, int count) { emu::barriers[at] = {count, count, 0, {}, {}}; }
 static void barrier_reach(void* at) {
@@ -323,7 +364,7 @@ static float described(uint64_t matrix, int panel, int block, int row, int offse
                 + block * (int)(matrix >> 32 & 0x3fff) * 16 + row * 128 + offset;
     at ^= (at >> 7 & 7) << 4;
     if (matrix >> 62 != 1) abort();
-    return widened(*(const uint16_t*)(dynamic + at), 0);
+    return widened(*(const uint16_t*)(self->dynamic + at), 0);
 }
 }  // namespace emu
 template <int N> void multiply_rows(float (&c)[N], uint64_t a, uint64_t b, bool add) {
