@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+import re
 
 import pytest
 
@@ -100,3 +101,15 @@ def test_both_bindings_of_nvrtc_give_code_and_reasons(tmp_path):
         with pytest.raises(DeviceFault, match='nonsense'):
             compiler_.compile('x.cu', 'nonsense', ['--gpu-architecture=sm_90'])
     assert seen
+
+
+def test_what_an_earlier_kernel_writes_is_not_read_ahead_of_the_wait():
+    """Compilers read what is `const __restrict__` whenever they like; see common.cuh."""
+    constant, written = {'weight', 'taps', 'norm'}, {
+        'out', 'q_units', 'k_units', 'w_units', 'p_units', 'u_tiles', 'factors'}
+    seen = 0
+    for path in compiler.SOURCES.glob('*.cu'):
+        for const, name in re.findall(r'(const )?\w+\* __restrict__ (\w+)', path.read_text()):
+            assert name in (constant if const else written), f'{path.name}: {name}'
+            seen += 1
+    assert seen > 10

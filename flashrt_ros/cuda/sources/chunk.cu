@@ -32,8 +32,8 @@ typedef elem Delta;
 #endif
 
 extern "C" __global__ void __launch_bounds__(256)
-norm_rows(float* __restrict__ x, const Delta* __restrict__ delta, const float* __restrict__ norm,
-          float eps, elem* __restrict__ out) {
+norm_rows(float* x, const Delta* delta, const float* __restrict__ norm, float eps,
+          elem* __restrict__ out) {
     constexpr int EACH = (HIDDEN + 1023) / 1024;  // groups of four values of a thread
     __shared__ float sums[8];
     float* row = x + (i64)blockIdx.x * HIDDEN;
@@ -120,7 +120,7 @@ swiglu_rows(const elem* mixed, elem* out) {
 
 // Causal convolution with SiLU of mixed [SIZE][WIDTH] -> out fp32 [SIZE][CHANNELS].
 extern "C" __global__ void __launch_bounds__(256)
-conv_rows(const elem* __restrict__ mixed, const i64* count, elem* window,
+conv_rows(const elem* mixed, const i64* count, elem* window,
           const float* __restrict__ taps, float* __restrict__ out) {
     start_next();
     wait_inputs();
@@ -165,7 +165,7 @@ conv_rows(const elem* __restrict__ mixed, const i64* count, elem* window,
 #define TURNS (BLOCK / WARPS)         // tokens that a warp stages
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-delta_rows(const float* __restrict__ conv, const elem* __restrict__ mixed, const i64* count,
+delta_rows(const float* conv, const elem* mixed, const i64* count,
            const float* neg_a, const float* dt_bias, float* state, float* __restrict__ out) {
     __shared__ float4 qs[BLOCK][DK / 4], ks[BLOCK][DK / 4];
     __shared__ float vs[BLOCK][DVS];
@@ -291,7 +291,7 @@ delta_rows(const float* __restrict__ conv, const elem* __restrict__ mixed, const
 
 // Gated norm: out[t][h] = rms_norm(x[t][h]) * norm * silu(z). One warp a head, 8 heads a block.
 extern "C" __global__ void __launch_bounds__(256)
-gate_rows(const float* __restrict__ x, const elem* __restrict__ mixed, const i64* count,
+gate_rows(const float* x, const elem* mixed, const i64* count,
           const float* __restrict__ norm, float eps, elem* __restrict__ out) {
     constexpr int EACH = (DV + 127) / 128;  // groups of four values of a lane
     start_next();

@@ -30,7 +30,7 @@ DEVICE void put_parts(elem* to, elem* low, float x, float y) {
 
 // One block a block of tokens and value head; RESIDENT of them share a multiprocessor.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-delta_prepare(const elem* __restrict__ mixed, const i64* count, const elem* __restrict__ window,
+delta_prepare(const elem* mixed, const i64* count, const elem* window,
               const float* __restrict__ taps, const float* neg_a, const float* dt_bias,
               uint4* __restrict__ q_units, uint4* __restrict__ k_units,
               uint4* __restrict__ w_units, uint4* __restrict__ p_units,

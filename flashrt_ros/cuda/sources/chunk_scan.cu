@@ -42,10 +42,8 @@ template <int COUNT> DEVICE void fetch(uint4* to, const void* from) {
 }
 
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
-delta_scan(const uint4* __restrict__ q_units, const uint4* __restrict__ k_units,
-           const uint4* __restrict__ w_units, const uint4* __restrict__ p_units,
-           const float4* __restrict__ u_tiles, const float4* __restrict__ factors,
-           const elem* __restrict__ mixed, const i64* count, elem* window, float* state,
+delta_scan(const uint4* q_units, const uint4* k_units, const uint4* w_units, const uint4* p_units,
+           const float4* u_tiles, const float4* factors, const elem* mixed, const i64* count, elem* window, float* state,
            float* __restrict__ out) {
     extern __shared__ float4 shared[];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, side = threadIdx.x / 128;

@@ -110,7 +110,9 @@ DEVICE float silu(float x) { return x / (1.0f + __expf(-x)); }
 DEVICE float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
 
 // Programmatic dependent launch: the next kernel may start, and this one waits for its inputs.
-// What lies before wait_inputs() may read nothing that an earlier kernel of the graph writes. Every
+// What lies before wait_inputs() may read nothing that an earlier kernel of the graph writes, and no
+// pointer to such a thing may be __restrict__: what nobody seems to write is read ahead of the wait,
+// however it stands here. Weights, taps and norms may be, and what is only written. Every
 // kernel of a graph waits, also where it has nothing to do: the next one relies on that it ends
 // after everything before it.
 DEVICE void start_next() {

@@ -33,6 +33,7 @@
 #define RUN_V (SPLIT > 1 ? 4 : 8)  // tokens that a thread convolves, of values, and of others
 #define SHARE (SUB / SLICES)       // tokens whose queries and keys this block convolves, for all
 #define RUN (SHARE * DK / WORKERS > RUN_V ? SHARE * DK / WORKERS : RUN_V)
+#define UNROLL (SPLIT > 1 ? 1 : DK / 32)  // registers have no index
 #define STATE (SPLIT > 1 ? DK * 4 : 0)  // vectors of 16 columns; one warp has them in registers
 #define LOWEST -60.0f          // of a log decay: beyond it nothing is left in fp32
 
@@ -74,7 +75,7 @@ DEVICE void take(u32 (&a)[4], const uint4* from) {
 
 // sharers: [HK], zero before and after; who is the last to have read a key head's window moves it.
 extern "C" __global__ void CLUSTER __launch_bounds__(WORKERS + 32)
-short_delta(const elem* __restrict__ mixed, const i64* count, elem* window,
+short_delta(const elem* mixed, const i64* count, elem* window,
             const float* __restrict__ taps, const float* neg_a, const float* dt_bias,
             float* state, u32* sharers, const float* __restrict__ norm, float eps,
             elem* __restrict__ out) {
@@ -125,9 +126,9 @@ short_delta(const elem* __restrict__ mixed, const i64* count, elem* window,
         wait_inputs();
         const elem* row = mixed + lane * WIDTH + CHANNELS + HV * DV + head;
         const bool here = lane < live;
-        const float beta = here ? sigmoid(to_float(row[0])) : 0.0f;
-        const float step = softplus(to_float(row[HV]) + bias) * rate;
-        float total = here ? fmaxf(step, LOWEST) * 1.44269504f : 0.0f;
+        const float b = to_float(row[0]), g = to_float(row[HV]);
+        const float beta = here ? sigmoid(b) : 0.0f;
+        float total = here ? fmaxf(softplus(g + bias) * rate, LOWEST) * 1.44269504f : 0.0f;
 #pragma unroll
         for (int offset = 1; offset < 32; offset *= 2) {
             const float other = __shfl_up_sync(0xffffffffu, total, offset);
@@ -136,59 +137,6 @@ short_delta(const elem* __restrict__ mixed, const i64* count, elem* window,
         totals[lane] = total;
         betas[lane] = beta;
         gates[lane] = fast_log2(beta);
-        u32 readers = GROUP - 1;  // of this key head's window, before this block
-        __syncthreads();  // gates are there, and this window was read
-        if (GROUP > 1 && rank == 0 && lane == 0) {
-            __threadfence();
-            readers = atomicAdd(sharers + key_head, 1u);
-        }
-        __syncthreads();  // lengths are there
-        __syncthreads();  // A and P are there
-        // T11 and T22, a column a lane; then T21 = - T22 A21 T11
-        const int corner = lane / 16 * 16;
-        const float* a = system + corner * (PITCH_A + 1);
-        float t[16];
-#pragma unroll
-        for (int i = 0; i < 16; ++i) t[i] = i == lane % 16 ? 1.0f : 0.0f;
-#pragma unroll
-        for (int j = 0; j < 15; ++j)
-#pragma unroll
-            for (int i = (j + 1) / 4 * 4; i < 16; i += 4) {
-                const float4 f = *(const float4*)(a + j * PITCH_A + i);
-                if (i > j) t[i] = fmaf(-f.x, t[j], t[i]);
-                if (i + 1 > j) t[i + 1] = fmaf(-f.y, t[j], t[i + 1]);
-                if (i + 2 > j) t[i + 2] = fmaf(-f.z, t[j], t[i + 2]);
-                t[i + 3] = fmaf(-f.w, t[j], t[i + 3]);
-            }
-#pragma unroll
-        for (int i = 0; i < 16; ++i) inverse[(corner + i) * PITCH_A + lane] = t[i];
-        __syncwarp();
-        u32 of[2][4], b[2][4];
-        const float* at = inverse + (16 + lane / 4) * PITCH_A + 16 + lane % 4 * 2;
-        const float* below = inverse + lane % 4 * 2 * PITCH_A + lane / 4;
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            const float2 f = *(const float2*)(at + n % 2 * 8 * PITCH_A + n / 2 * 8);
-            split(of[0][n], of[1][n], -f.x, -f.y);
-            const float2 g = *(const float2*)(system + (n / 2 * 8 + lane / 4) * PITCH_A + 16
-                                              + n % 2 * 8 + lane % 4 * 2);
-            split(b[0][n], b[1][n], g.x, g.y);
-        }
-        float y[2][4];
-        product(y, of, b);
-#pragma unroll
-        for (int n = 0; n < 4; ++n) {
-            split(of[0][n], of[1][n], y[n / 2][n % 2 * 2], y[n / 2][n % 2 * 2 + 1]);
-            const float* f = below + n % 2 * 8 * PITCH_A + n / 2 * 8;
-            split(b[0][n], b[1][n], f[0], f[PITCH_A]);
-        }
-        product(y, of, b);
-#pragma unroll
-        for (int n = 0; n < 4; ++n)
-            *(float2*)(inverse + (16 + n % 2 * 8 + lane / 4) * PITCH_A + n / 2 * 8 + lane % 4 * 2) =
-                make_float2(y[n / 2][n % 2 * 2], y[n / 2][n % 2 * 2 + 1]);
-        __syncthreads();  // T and R are there
-        __syncthreads();  // N is there
         // The next window, two channels at a time.
         constexpr int TURNS = (DK + DVS / 2 + 31) / 32;
         u32 next[TURNS][TAPS - 1];
@@ -206,8 +154,67 @@ short_delta(const elem* __restrict__ mixed, const i64* count, elem* window,
                     next[n][i] = *(const u32*)((t < 0 ? window + (t + TAPS - 1) * CHANNELS
                                                       : mixed + t * WIDTH) + moved(n));
             }
+        u32 readers = GROUP - 1;  // of this key head's window, before this block
+        // Nobody waits for this warp yet: it inverts once in vain, so that its instructions are near.
+#pragma unroll 1
+        for (int pass = 0; pass < 2; ++pass) {
+            if (pass) {
+                __syncthreads();  // gates are there, and this window was read
+                if (GROUP > 1 && rank == 0 && lane == 0) {
+                    __threadfence();
+                    readers = atomicAdd(sharers + key_head, 1u);
+                }
+                __syncthreads();  // lengths are there
+                __syncthreads();  // A and P are there
+            }
+            // T11 and T22, a column a lane; then T21 = - T22 A21 T11
+            const int corner = lane / 16 * 16;
+            const float* a = system + corner * (PITCH_A + 1);
+            float t[16];
+#pragma unroll
+            for (int i = 0; i < 16; ++i) t[i] = i == lane % 16 ? 1.0f : 0.0f;
+#pragma unroll
+            for (int j = 0; j < 15; ++j)
+#pragma unroll
+                for (int i = (j + 1) / 4 * 4; i < 16; i += 4) {
+                    const float4 f = *(const float4*)(a + j * PITCH_A + i);
+                    if (i > j) t[i] = fmaf(-f.x, t[j], t[i]);
+                    if (i + 1 > j) t[i + 1] = fmaf(-f.y, t[j], t[i + 1]);
+                    if (i + 2 > j) t[i + 2] = fmaf(-f.z, t[j], t[i + 2]);
+                    t[i + 3] = fmaf(-f.w, t[j], t[i + 3]);
+                }
+#pragma unroll
+            for (int i = 0; i < 16; ++i) inverse[(corner + i) * PITCH_A + lane] = t[i];
+            __syncwarp();
+            u32 of[2][4], b[2][4];
+            const float* at = inverse + (16 + lane / 4) * PITCH_A + 16 + lane % 4 * 2;
+            const float* below = inverse + lane % 4 * 2 * PITCH_A + lane / 4;
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                const float2 f = *(const float2*)(at + n % 2 * 8 * PITCH_A + n / 2 * 8);
+                split(of[0][n], of[1][n], -f.x, -f.y);
+                const float2 g = *(const float2*)(system + (n / 2 * 8 + lane / 4) * PITCH_A + 16
+                                                  + n % 2 * 8 + lane % 4 * 2);
+                split(b[0][n], b[1][n], g.x, g.y);
+            }
+            float y[2][4];
+            product(y, of, b);
+#pragma unroll
+            for (int n = 0; n < 4; ++n) {
+                split(of[0][n], of[1][n], y[n / 2][n % 2 * 2], y[n / 2][n % 2 * 2 + 1]);
+                const float* f = below + n % 2 * 8 * PITCH_A + n / 2 * 8;
+                split(b[0][n], b[1][n], f[0], f[PITCH_A]);
+            }
+            product(y, of, b);
+#pragma unroll
+            for (int n = 0; n < 4; ++n)
+                *(float2*)(inverse + (16 + n % 2 * 8 + lane / 4) * PITCH_A + n / 2 * 8 + lane % 4 * 2) =
+                    make_float2(y[n / 2][n % 2 * 2], y[n / 2][n % 2 * 2 + 1]);
+        }
+        __syncthreads();  // T and R are there
+        __syncthreads();  // N is there
         const bool last = rank == 0 && __shfl_sync(0xffffffffu, readers, 0) == GROUP - 1;
-        if (GROUP > 1 && last && lane == 0) sharers[key_head] = 0;
+        if (GROUP > 1 && rank == 0 && last && lane == 0) sharers[key_head] = 0;
 #pragma unroll
         for (int n = 0; n < TURNS; ++n)
 #pragma unroll
@@ -293,7 +300,7 @@ short_delta(const elem* __restrict__ mixed, const i64* count, elem* window,
         const elem* others = qs + (lonely ? 0 : SUB * PITCH_K) + (left + lane % 8) * PITCH_K
                            + lane / 8 * 8;
         float part[2][4] = {};
-#pragma unroll
+#pragma unroll 1
         for (int d = 0; d < DK; d += 32) {
             u32 a[4], b[4];
             matrices(b, others + d);
@@ -347,7 +354,7 @@ short_delta(const elem* __restrict__ mixed, const i64* count, elem* window,
     __syncthreads();  // A and P are there
     {   // K S and Q S
         float v[2][MINE][4] = {};
-#pragma unroll
+#pragma unroll UNROLL
         for (int k = 0; k < DK / 32; ++k) {
             u32 key[MINE][4], query[MINE][4];
 #pragma unroll
