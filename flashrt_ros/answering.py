@@ -146,7 +146,8 @@ class Answering:
                 chosen[name] = value
         if chosen:
             sampling.check(**chosen)  # type: ignore[arg-type]
-        matcher = StopMatcher(request.stop) if request.stop != () else _NO_STOPS
+        matcher = (_NO_STOPS if isinstance(request.stop, tuple) and not request.stop
+                   else StopMatcher(request.stop))
         capsule = self._store.find(request.capsule) if request.capsule else None
         origin = capsule or self._sessions.find(request.session)
         host, position = (origin.host, origin.position) if origin else (EMPTY, 0)

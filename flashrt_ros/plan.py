@@ -71,7 +71,7 @@ class Plan(Protocol):
 
     @property
     def settings(self) -> sampling.Settings:
-        """Those of the sampler; what is chosen holds from the next step on."""
+        """Those of the sampler; what is chosen holds from the next step on, or sooner."""
 
     def append(self, ids: Sequence[int]) -> None:
         """Fold up to ``grid`` known tokens."""

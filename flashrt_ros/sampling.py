@@ -137,13 +137,14 @@ class HostSettings:
     def __init__(self, arena: Arena) -> None:
         start = arena.manifest.offsets['sampler.temperature']
         self._arena = arena
-        self._live = arena.fixed[start:start + _LAYOUT.size].numpy().data
+        self._live = arena.fixed[start:start + _LAYOUT.size]
         self._answer = (0.0, 0, 1.0, 0, 0)
 
     def choose(self, chosen: Mapping[str, float], counter: int | None) -> None:
         """See there."""
         choose(self._arena, chosen, counter)
-        temperature, top_p, top_k, seed, count = _LAYOUT.unpack_from(self._live)
+        temperature, top_p, top_k, seed, count = _LAYOUT.unpack_from(
+            self._live.cpu().numpy().data)
         self._answer = temperature, top_k, top_p, seed, count
 
     def answer(self) -> tuple[float, int, float, int, int]:

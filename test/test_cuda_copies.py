@@ -9,6 +9,7 @@ import torch
 from flashrt_ros.arena import Arena, Buffer, Manifest, Role
 from flashrt_ros.capsule.lineage import Lineage
 from flashrt_ros.capsule.pool import Pool
+from flashrt_ros.errors import DeviceFault
 
 pytestmark = pytest.mark.skipif(not shutil.which('g++'), reason='the emulated device needs g++')
 
@@ -53,6 +54,30 @@ def test_a_guard_puts_the_fixed_block_back(line, kept):
     with line.guard(block):
         line.arena.fixed.zero_()
     assert not line.arena.fixed.any() and line.pool.free() == free
+
+
+def lose(*_):
+    raise DeviceFault('lost')
+
+
+def test_a_boundary_that_cannot_come_back_leaves_nothing_valid(line, monkeypatch):
+    block = line.keep()
+    monkeypatch.setattr(line.mover, 'move', lose)
+    line.arena.mirror = 70
+    with pytest.raises(DeviceFault):
+        line.put_back(block, 40)
+    assert not line.arena.valid and line.arena.mirror == 70
+
+
+@pytest.mark.parametrize('kept', [False, True])
+def test_an_undo_that_is_lost_leaves_nothing_valid(line, monkeypatch, kept):
+    block = line.keep() if kept else None
+    free = line.pool.free()
+    with pytest.raises(DeviceFault), line.guard(block):
+        monkeypatch.setattr(line.mover, 'move', lose)
+        monkeypatch.setattr(line, '_copy_block', lose)
+        raise ValueError
+    assert not line.arena.valid and line.pool.free() == free
 
 
 def test_a_save_without_a_new_row_copies_the_block_alone(line):

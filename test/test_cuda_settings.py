@@ -91,6 +91,8 @@ def test_a_device_that_does_not_say_is_a_fault(plan):
     plan.settings.choose({}, None)
     with pytest.raises(DeviceFault, match='did not tell'):
         plan.settings.answer()
+    assert not plan.arena.valid
+    plan.arena.valid = True
 
 
 @pytest.mark.parametrize('error', [RuntimeError('lost'), DeviceFault('lost')])

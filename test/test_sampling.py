@@ -56,12 +56,17 @@ def test_what_is_not_chosen_stays(arena):
     assert sampling.read(arena) == (Sampling(0.25, 40, 0.5, 2 ** 64 - 3), 0)
 
 
-def test_a_question_is_answered_as_of_when_it_was_asked(arena):
+def test_settings_are_told_as_of_when_they_were_chosen(arena):
     settings = sampling.HostSettings(arena)
     sampling.write(arena, Sampling(0.75, 40, 1.0, 2 ** 64 - 3), 12)
     settings.choose({'top_p': 0.5}, None)
     sampling.write(arena, Sampling(), 0)
     assert settings.answer() == (0.75, 40, 0.5, 2 ** 64 - 3, 12)
+
+
+def test_the_state_of_a_plain_plan_need_not_lie_in_memory_of_the_host(arena):
+    """The torch form on a device is what a CUDA plan is held against."""
+    sampling.HostSettings(Arena(arena.manifest, 4, 'meta'))
 
 
 def test_greedy_takes_the_lowest_of_equals(arena):

@@ -61,10 +61,7 @@ class Guard:
         lineage, block = self._lineage, self._block
         try:
             if kind is not None:
-                if block is None:
-                    lineage._copy_block(lineage._fixed, lineage._guard)
-                else:
-                    lineage._move_block(block, restore=True)
+                lineage._bring_back(block)
                 lineage.arena.mirror = self._position
         finally:
             if block is not None:
@@ -210,8 +207,9 @@ class Lineage:
         Rows stay as they are, so trail and clean stay too: only writes matter.
         """
         faults.point('back.block')
+        copied = self._bring_back(block)
         self.arena.mirror = position
-        return self._move_block(block, restore=True)
+        return copied
 
     def guard(self, block: int | None = None) -> Guard:
         """
@@ -246,6 +244,16 @@ class Lineage:
         assert self.abroad is not None
         (pool, pages), self.abroad = self.abroad, None
         pool.release_pages(pages)
+
+    def _bring_back(self, block: int | None) -> int:
+        """Make a block of the pool live, or that of the guard; if that fails, nothing is valid."""
+        try:
+            if block is None:
+                return self._copy_block(self._fixed, self._guard)
+            return self._move_block(block, restore=True)
+        except BaseException:
+            self.arena.valid = False
+            raise
 
     def _move_block(self, block: int, restore: bool) -> int:
         """Copy between the live fixed block and one of the pool; return the bytes."""

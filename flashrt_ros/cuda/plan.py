@@ -58,7 +58,7 @@ class CudaGraphPlan:
         self.block = decode.block_size(model, tools.shared)  # tokens that get a step's bits at once
         self._weights = Weights(model, arena.capacity)
         self.mail = mail = Mail(device, grid, decode.BLOCK)
-        self.settings = Settings(device)
+        self.settings = Settings(device, self._lost)
         self._front = front = Front(model, arena, self._weights, tools, mail, self.settings)
         self._decode = one = Decode(model, arena, self._weights, tools)
         self._room = Room(device)

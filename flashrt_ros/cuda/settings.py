@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import ctypes
 import struct
 
@@ -29,13 +29,15 @@ class Settings:
     A copy between host and device, or a kernel for it, would take longer than the rest of a restore
     when it stood between that and a first token.
 
+    :param lost: makes the state invalid, and the fault to raise.
     :ivar wish: what the launch of the sampler is given.
     :ivar told: pinned memory for what the kernel tells.
     :ivar waiting: chosen, and no step was launched since.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device,
+                 lost: Callable[[BaseException], DeviceFault]) -> None:
+        self._device, self._lost = device, lost
         self.wish, self.waiting = Wish(), False
         self.told = torch.zeros(_TOLD.size, dtype=torch.uint8).pin_memory()
         self._bytes = self.told.numpy().data
@@ -61,9 +63,11 @@ class Settings:
         """
         for late in (False, True):
             if late:  # nobody waited for the token
-                torch.cuda.synchronize(self._device)
+                try:
+                    torch.cuda.synchronize(self._device)
+                except RuntimeError as error:
+                    raise self._lost(error) from error
             temperature, top_p, top_k, number, seed, counter = _TOLD.unpack_from(self._bytes)
             if number == self.wish.number:
                 return temperature, top_k, top_p, seed, counter
-        raise DeviceFault('the CUDA device did not tell the settings of the sampler; clean up and '
-                          'configure again.')
+        raise self._lost(RuntimeError('it did not tell the settings of the sampler'))

@@ -39,8 +39,9 @@ def node(wanted: Any) -> int:
             after = _counters()
             spent = {name: after[name] - before[name] for name in before if name in after}
         put_end(self, goal, then)
-        line = {'goal': bytes(goal.id.uuid).hex(), 'pieces': notes.pop(id(goal), []),
-                'spent': spent, 'steps': _apart(steps)}
+        pieces = notes.pop(id(goal), [])
+        line = {'goal': bytes(goal.id.uuid).hex(), 'pieces': pieces, 'spent': spent,
+                'steps': _apart(steps) if pieces else []}  # else they are another goal's
         with open(wanted.probe, 'a', encoding='ascii') as file:
             file.write(json.dumps(line) + '\n')
 
