@@ -25,21 +25,6 @@ from flashrt_ros.session import Session
 DEFAULT_SESSION = 'default'
 
 
-class _Obtaining:
-    """What :meth:`Sessions.obtaining` returns, for a ``with``."""
-
-    def __init__(self, sessions: Sessions, name: str, new: bool) -> None:
-        self._sessions, self._name, self._new = sessions, name, new
-
-    def __enter__(self) -> Session:
-        self._session = self._sessions.obtain(self._name)
-        return self._session
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None and self._new and self._session is not self._sessions.live:
-            self._sessions.close(self._name)
-
-
 class Sessions:
     """
     Named sessions over one arena.
@@ -138,9 +123,17 @@ class Sessions:
             session.parked = self._store.park(self._lineage.pool.hold(self._empty))
         return session
 
-    def obtaining(self, name: str) -> _Obtaining:
+    @contextmanager
+    def obtaining(self, name: str) -> Iterator[Session]:
         """As :meth:`obtain`; one that was created and could not be used is forgotten again."""
-        return _Obtaining(self, name, name not in self._by_name)
+        new = name not in self._by_name
+        session = self.obtain(name)
+        try:
+            yield session
+        except BaseException:
+            if new and session is not self.live:
+                self.close(name)
+            raise
 
     def activate(self, session: Session) -> int:
         """

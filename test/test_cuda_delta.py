@@ -113,7 +113,7 @@ def check(case: Case, live: int, tolerance: float) -> None:
 def test_every_length_of_a_bucket(monkeypatch, size, decay):
     """Also lengths beside the borders of blocks, one after another on the same state."""
     case = Case(monkeypatch, size, (1, 2, 32), decay)
-    assert case.rule.chunked
+    assert (case.rule.short, case.rule.chunked) == (size == 32, size > 32)
     for live in (1, 2, 31, 32, 33, 63, 64, 65, 128, 200, 512):
         if live <= size:
             check(case, live, 4e-3)
@@ -202,5 +202,5 @@ def test_same_bytes_in_same_bytes_out(monkeypatch, size, clusters):
 
 def test_fp32_stays_token_after_token(monkeypatch):
     case = Case(monkeypatch, 128, (1, 2, 32), dtype=torch.float32)
-    assert not case.rule.chunked
+    assert not case.rule.chunked and not case.rule.short
     check(case, 100, 2e-6)

@@ -21,6 +21,7 @@ COLUMNS = 16  # of the state that a block scans; twice as many where heads alone
 MANY_HEADS = 32
 DIMENSIONS = (32, 64, 128)  # of heads, that tensor cores take
 ROOMY = 200 << 10  # bytes of shared memory
+SUB = 64  # tokens of a block of the chunked form
 SHORT = 32  # tokens of the bucket that takes one kernel
 SLICES = 4  # of a head's state, each a block of a cluster; half of it where there are many heads
 
@@ -53,16 +54,16 @@ class DeltaRule:
     def __init__(self, layer: GatedDeltaNet, dtype: torch.dtype, size: int,
                  shared: int = 0, clusters: bool = False) -> None:
         self.layer, self.size = layer, size
-        self.sub = 64 if size > 32 else 32
-        self.chunked = (dtype is torch.bfloat16 and not size % self.sub
-                        and layer.key_dim in DIMENSIONS and layer.value_dim in DIMENSIONS)
+        tensor = (dtype is torch.bfloat16 and layer.key_dim in DIMENSIONS
+                  and layer.value_dim in DIMENSIONS)
+        self.short = tensor and size == SHORT
+        self.chunked = tensor and not size % SUB
         self._shared = shared
         self.columns = min(32, layer.value_dim)
         if self.chunked and layer.value_heads < MANY_HEADS:
             self.columns = COLUMNS
         wanted = SLICES if layer.value_heads < MANY_HEADS else SLICES // 2
         self.slices = min(wanted, layer.value_dim // 16) if clusters else 1
-        self.short = self.chunked and size == SHORT
         self.sizes = {'CHANNELS': layer.channels, 'TAPS': layer.kernel, 'HK': layer.key_heads,
                       'HV': layer.value_heads, 'DK': layer.key_dim, 'DV': layer.value_dim,
                       'DVS': self.columns}
@@ -70,16 +71,18 @@ class DeltaRule:
     def plan(self, room) -> None:
         """Note what is needed of the work space, a :class:`flashrt_ros.cuda.prefill.Room`."""
         layer, size = self.layer, self.size
+        if self.short:
+            room.plan('delta.sharers', (layer.key_heads,), torch.int32)
+            return
         room.plan('read', (size, layer.value_heads * layer.value_dim), torch.float32)
         if not self.chunked:
             room.plan('conv', (size, layer.channels), torch.float32)
             return
-        room.plan('delta.sharers', (layer.key_heads,), torch.int32)
         for name, shape, dtype in self._spaces():
             room.plan(name, shape, dtype)
 
     def _spaces(self) -> list[tuple[str, tuple[int, ...], torch.dtype]]:
-        layer, sub = self.layer, self.sub
+        layer, sub = self.layer, SUB
         blocks = self.size // sub
         heads, keys, half = layer.value_heads, layer.key_heads * layer.key_dim, torch.bfloat16
         return [('delta.q', (blocks, sub, keys), half), ('delta.k', (blocks, sub, keys), half),
@@ -117,12 +120,12 @@ class DeltaRule:
 
     def _queue_chunked(self, launch: Callable[..., None], room, of: Operands,
                        read: Tensor) -> None:
-        heads, sizes = self.layer.value_heads, {**self.sizes, 'SUB': self.sub}
+        heads, sizes = self.layer.value_heads, {**self.sizes, 'SUB': SUB}
         q, k, w, p, u, factors = (room.take(name, *shape) for name, shape, _ in self._spaces())
-        blocks = self.size // self.sub
+        blocks = self.size // SUB
         # Two blocks to a multiprocessor only where one to each is not enough: spread is faster.
         resident = 2 if blocks * heads > 128 and self._shared >= ROOMY else 1
-        launch('chunk_delta.cu', 'delta_prepare', (blocks, heads), 8 * self.sub,
+        launch('chunk_delta.cu', 'delta_prepare', (blocks, heads), 8 * SUB,
                (of.mixed, of.count, of.window, of.taps, of.neg_a, of.dt_bias, q, k, w, p, u,
                 factors), self._prepare_bytes(), **sizes, RESIDENT=resident)
         stages = 2 if self._scan_bytes(2) <= self._shared else 1
@@ -144,12 +147,12 @@ class DeltaRule:
         return units + rows + 4 * SHORT * (2 * (SHORT + 4) + layer.value_dim // 16 + 5) + 16
 
     def _prepare_bytes(self) -> int:
-        sub, layer = self.sub, self.layer
+        sub, layer = SUB, self.layer
         rows = 2 * sub * (max(layer.key_dim, sub) + layer.key_dim + layer.value_dim + 24)
-        return rows + 4 * sub * (sub + 4) + 4 * sub * (sub + 8) + (4 * 32 * 36 if sub > 32 else 0)
+        return rows + 4 * sub * (sub + 4) + 4 * sub * (sub + 8) + 4 * 32 * 36
 
     def _scan_bytes(self, stages: int) -> int:
-        sub, layer, sides = self.sub, self.layer, self.columns // 16
+        sub, layer, sides = SUB, self.layer, self.columns // 16
         keys, pasts, tiles = layer.key_dim // 32, sub // 32, sub // 8
         seen = tiles + (pasts - 1) * (tiles - 4)
         units = tiles * (2 * keys + sides) + seen + layer.key_dim // 8 * pasts

@@ -25,7 +25,7 @@ class StopMatcher:
 
         :raises InvalidArgument: too many, empty, too long or not text.
         """
-        if isinstance(stops, (str, bytes)) or not isinstance(stops, (tuple, list, Sequence)):
+        if isinstance(stops, (str, bytes)) or not isinstance(stops, Sequence):
             raise InvalidArgument('stop must be a list of strings; write ["..."] for a single one.')
         if len(stops) > MAX_STOPS:
             raise InvalidArgument(
@@ -35,11 +35,8 @@ class StopMatcher:
                 raise InvalidArgument(
                     f'Each stop string must have 1 to {MAX_STOP_CHARS} characters.')
         self.stops = tuple(dict.fromkeys(stops))
-        self._prefixes: set[str] = set()
-        self._longest = 0
-        if stops:
-            self._prefixes.update(stop[:n] for stop in self.stops for n in range(1, len(stop)))
-            self._longest = max(map(len, self.stops)) - 1
+        self._prefixes = {stop[:n] for stop in self.stops for n in range(1, len(stop))}
+        self._longest = max(map(len, self.stops), default=1) - 1
         self.held = ''  # may still become a stop string
         self._matched: str | None = None
 

@@ -4,6 +4,7 @@
 #include "tensor.cuh"
 #include "chunk_delta.cuh"
 #include "convolve.cuh"
+#include "parts.cuh"
 
 #if ELEMENT == 16
 #define THREADS (8 * SUB)
@@ -21,11 +22,11 @@ DEVICE uint4 unit(const float (&c)[4][4], int half) {
                       pack_bf16(c[2][half], c[2][half + 1]), pack_bf16(c[3][half], c[3][half + 1]));
 }
 
-// Two numbers, and what rounding them left out.
 DEVICE void put_parts(elem* to, elem* low, float x, float y) {
-    const u32 pair = pack_bf16(x, y);
+    u32 pair, rest;
+    split(pair, rest, x, y);
     *(u32*)to = pair;
-    *(u32*)low = pack_bf16(x - bf16_float(pair & 0xffff), y - bf16_float(pair >> 16));
+    *(u32*)low = rest;
 }
 
 // One block a block of tokens and value head; RESIDENT of them share a multiprocessor.

@@ -6,6 +6,7 @@
 
 #include "tensor.cuh"
 #include "chunk_delta.cuh"
+#include "parts.cuh"
 
 #if ELEMENT == 16
 #define SIDES (DVS / 16)
@@ -19,12 +20,7 @@
 #define K_AT (P_AT + SEEN)
 #define UNITS (K_AT + DK / 8 * PASTS)
 
-// Put a tile where it is half of the first operand of a product over 16 of its columns.
-DEVICE void put(uint4* to, int tile, int lane, u32 x, u32 y) {
-    ((uint2*)(to + tile / 2 * 32 + lane))[tile % 2] = make_uint2(x, y);
-}
-
-// The same in two parts, the second with what rounding the first left out.
+// A tile in two parts, the second with what rounding the first left out.
 DEVICE void put_parts(uint4* high, uint4* low, int tile, int lane, float x, float y, float z,
                       float w) {
     const u32 a = pack_bf16(x, y), b = pack_bf16(z, w);

@@ -14,6 +14,7 @@
 #define WIDTH (CHANNELS + HV * DV + 2 * HV)
 #include "tensor.cuh"
 #include "convolve.cuh"
+#include "parts.cuh"
 
 #define SLICES (DV / DVS)
 #if ELEMENT == 16 && (SLICES == 1 || __CUDA_ARCH__ >= 900)
@@ -37,12 +38,6 @@
 #define STATE (SPLIT > 1 ? DK * 4 : 0)  // vectors of 16 columns; one warp has them in registers
 #define LOWEST -60.0f          // of a log decay: beyond it nothing is left in fp32
 
-// Two numbers, and what rounding them left out.
-DEVICE void split(u32& high, u32& low, float x, float y) {
-    high = pack_bf16(x, y);
-    low = pack_bf16(x - bf16_float(high & 0xffff), y - bf16_float(high >> 16));
-}
-
 // Two tiles of a product of 16 x 16 matrices, each given in two parts.
 DEVICE void product(float (&y)[2][4], const u32 (&a)[2][4], const u32 (&b)[2][4]) {
 #pragma unroll
@@ -53,11 +48,6 @@ DEVICE void product(float (&y)[2][4], const u32 (&a)[2][4], const u32 (&b)[2][4]
         multiply(y[n], a[1], b[0][2 * n], b[0][2 * n + 1]);
         multiply(y[n], a[0], b[0][2 * n], b[0][2 * n + 1]);
     }
-}
-
-// Put a tile where it is half of the first operand of a product over 16 of its columns.
-DEVICE void put(uint4* to, int tile, int lane, u32 x, u32 y) {
-    ((uint2*)(to + tile / 2 * 32 + lane))[tile % 2] = make_uint2(x, y);
 }
 
 DEVICE void put_parts(uint4* high, uint4* low, int tile, int lane, const float (&x)[4]) {
