@@ -25,7 +25,7 @@ def pytest_configure(config):
     os.environ['FLASHRT_TEST_DEVICE'] = config.getoption('--device')
 
     if sys.platform == 'linux':
-        wanted = int(os.environ.get('ROS_DOMAIN_ID', os.getpid() % 100 + 1))
+        wanted = int(os.environ.get('ROS_DOMAIN_ID', os.getpid() % 50 + 1))
         config.stash[DOMAIN], os.environ['ROS_DOMAIN_ID'] = claim(wanted)
 
 
@@ -34,9 +34,10 @@ def claim(wanted):
     Return a ROS domain that no other test process of this machine has, and what holds it.
 
     The nodes of each hear and see those of no other: neither of the processes that run tests side
-    by side, nor of somebody else's run. The name of a socket is held until a process ends, however.
+    by side, nor of somebody else's run. Demos and benchmarks take one of the upper half. The name
+    of a socket is held until a process ends, however.
     """
-    for domain in (wanted, *((wanted + n) % 100 + 1 for n in range(100))):
+    for domain in (wanted, *((wanted + n) % 50 + 1 for n in range(50))):
         held = socket.socket(socket.AF_UNIX)
         try:
             held.bind(f'\0flashrt_ros.test.domain.{domain}')

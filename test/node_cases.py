@@ -13,7 +13,7 @@ import threading
 import time
 from typing import Any
 
-os.environ.setdefault('ROS_DOMAIN_ID', str(os.getpid() % 100 + 1))
+os.environ.setdefault('ROS_DOMAIN_ID', str(os.getpid() % 50 + 1))
 os.environ.setdefault('ROS_AUTOMATIC_DISCOVERY_RANGE', 'LOCALHOST')
 os.environ.setdefault('ROS_PYTHON_CHECK_FIELDS', '1')
 

@@ -36,7 +36,12 @@ def demo(
     the node killed and restarted, and a table of what it cost. Every claim is tested; exit code 1
     if one does not hold.
     """
-    from flashrt_ros.cli.show.process import NodeProcess, private_environment, sigterm_unwinds
+    from flashrt_ros.cli.show.process import (
+        NodeProcess,
+        own_domain,
+        private_environment,
+        sigterm_unwinds,
+    )
     from flashrt_ros.cli.show.scenes import load
     from flashrt_ros.cli.show.screen import open_screen
     chosen = load(scene)
@@ -46,7 +51,7 @@ def demo(
         except (OSError, ValueError) as reason:
             raise Storage(f'{keep_log!r} cannot be written ({reason}); name another file with '
                           '--keep-log.') from reason
-    number = os.getpid() % 100 + 1 if domain is None else domain
+    number = own_domain() if domain is None else domain
     environment = private_environment(number)
     os.environ.update({key: environment[key] for key in (
         'ROS_DOMAIN_ID', 'ROS_AUTOMATIC_DISCOVERY_RANGE')})

@@ -146,8 +146,8 @@ def _server(options: argparse.Namespace) -> Iterator[str]:
     if options.server:
         yield options.server
         return
-    from flashrt_ros.cli.show.process import NodeProcess, private_environment
-    domain = int(os.environ.get('ROS_DOMAIN_ID') or os.getpid() % 100 + 1)
+    from flashrt_ros.cli.show.process import NodeProcess, own_domain, private_environment
+    domain = int(os.environ.get('ROS_DOMAIN_ID') or own_domain())
     environment = private_environment(domain)
     os.environ.update({key: environment[key] for key in (
         'ROS_DOMAIN_ID', 'ROS_AUTOMATIC_DISCOVERY_RANGE')})

@@ -268,8 +268,8 @@ def measure(model: str, device: str, threads: int, seed: int, quick: bool,
     """
     import tempfile
 
-    from flashrt_ros.cli.show.process import private_environment
-    domain = os.getpid() % 100 + 1
+    from flashrt_ros.cli.show.process import own_domain, private_environment
+    domain = own_domain()
     environment = private_environment(domain)
     os.environ.update(environment)
     import rclpy

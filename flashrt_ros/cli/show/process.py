@@ -83,6 +83,11 @@ class NodeProcess:
             return ''
 
 
+def own_domain() -> int:
+    """Return a ROS domain for this process: the upper half, since people choose low numbers."""
+    return os.getpid() % 50 + 51
+
+
 def private_environment(domain: int) -> dict[str, str]:
     """Return an environment for a ROS domain that nobody else uses and that stays on this host."""
     from flashrt_ros.cli.checks.process import child_environment
